@@ -1,16 +1,20 @@
-"""What pyproject.toml cannot say: the README of the package index, and how the links of `rollgym` are packed."""
+"""What pyproject.toml cannot say: the README of the package index, how builds begin, and how links are packed."""
 
 import os
 import re
-import tomllib
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
 from setuptools import setup
+from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 ROOT = Path(__file__).parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+# Python 3.10 has no reader of TOML. Without one, pip says there that rollgym needs a newer Python.
+SOURCE = re.findall(
+    r'^Source = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+)[0]
 FLOORS = sorted(path.name for path in (ROOT / "rollgym").iterdir() if path.is_symlink())
 
 
@@ -51,10 +55,18 @@ class TreeAsItIs(sdist):
             os.symlink(os.path.join("..", floor), os.path.join(base_dir, link))
 
 
+class BuildAnew(build_py):
+    """Builds what is there: modules that an older build of the same clone left would be packed, too."""
+
+    def run(self) -> None:
+        """Copy the modules into an empty folder."""
+        if not self.editable_mode:
+            shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 setup(
-    long_description=readme_of_the_index(
-        (ROOT / "README.md").read_text(encoding="utf-8"), PROJECT["urls"]["Source"]
-    ),
+    long_description=readme_of_the_index((ROOT / "README.md").read_text(encoding="utf-8"), SOURCE),
     long_description_content_type="text/markdown",
-    cmdclass={"sdist": TreeAsItIs},
+    cmdclass={"build_py": BuildAnew, "sdist": TreeAsItIs},
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 MADE = {"PKG-INFO", "setup.cfg"}
 # What lies at the top of the tree and in the package of the wheel.
-FLOORS = ("clients", "env_server", "envs", "examples", "integrations", "sandbox", "trainer")
+FLOORS = ("clients", "console", "env_server", "envs", "examples", "integrations", "sandbox", "trainer")
 
 
 def main(folder: Path) -> None:

@@ -1,9 +1,11 @@
 """Use an installed rollgym as a program in a project of the user's does; prints what worked, and fails at what did not.
 
-It is copied into a project and run there by the Python of an environment with a base install.
+It is copied into a project and run there by the Python of an environment with a base install, or, with `--train`, of
+one with the extra `train`.
 """
 
 import asyncio
+import json
 import os
 import re
 import subprocess
@@ -130,10 +132,35 @@ def remote() -> str:
     return "FrozenLake-v0" + (" and an environment of this project" if own else "")
 
 
+def trained() -> str:
+    import rollgym
+
+    words = {
+        "serve": ["coin:Coin"],
+        "tasks": [{"env_id": "Coin"}],
+        "model": {"device": "cpu", "hidden_size": 32, "layers": 1, "heads": 2, "max_length": 64},
+        "prompt": {"context": "single_turn", "instruction": "none"},
+        "rollout": {"groups_per_step": 2, "group_size": 2, "max_turns": 1, "max_new_tokens": 4},
+        "algorithm": "grpo",
+        "steps": 1,
+    }
+    run(
+        "roll-train",
+        *(f"{name}={json.dumps(value)}" for name, value in words.items()),
+        "output_dir=by_command",
+    )
+    run("roll-train", "report", "by_command")
+    rollgym.train({**words, "output_dir": "by_python"})
+    for folder in ("by_command", "by_python"):
+        assert Path(folder, "model", "model.safetensors").exists(), folder
+    return "by the command and from Python"
+
+
 def main() -> int:
     os.environ["COLUMNS"] = "200"
     failed = 0
-    for check in (public_names, app, remote, sandbox, training, report, commands):
+    base = (public_names, app, remote, sandbox, training, report, commands)
+    for check in (trained,) if "--train" in sys.argv else base:
         try:
             print(f"  {check.__name__}: {check()}")
         except Exception:  # the check is what failed; the others are still to be seen

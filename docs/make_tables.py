@@ -8,17 +8,25 @@ import argparse
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
-from rollgym.clients.protocol.problems import PROBLEMS, Fault, ProblemKind
+from pydantic.fields import FieldInfo
+
+from rollgym.clients.protocol.errors import PROBLEMS, Fault, ProblemKind
+from rollgym.clients.protocol.upstream_protocols import OURS as UPSTREAM_PROTOCOLS
+from rollgym.env_server.common import settings as server
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
+from rollgym.env_server.protocols.faces import OURS as FACES
+from rollgym.sandbox.core.kinds import SANDBOXES, SandboxKind
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.group_filters import FILTERS
 from rollgym.trainer.algorithms.surrogates import SURROGATES
-from rollgym.trainer.config.backend_kinds import BACKENDS, BackendKind
+from rollgym.trainer.config.backend import BACKENDS, BackendKind
 from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.run_metric import RunMetric
 from rollgym.trainer.records.run_metrics import RUN_METRICS
+from rollgym.trainer.tasks.layouts import EXAMPLES, TASKS
 
 DOCS = Path(__file__).parent
 
@@ -104,6 +112,31 @@ def server_metrics() -> str:
     )
 
 
+def settings_of(section: type[server.Section]) -> str:
+    """The settings of a section of a server's."""
+    fields = section.model_fields.items()
+    return table(("setting", "default", "meaning"), (_setting(name, field) for name, field in fields))
+
+
+def _setting(name: str, field: FieldInfo) -> list[str]:
+    flag = f"`{name}` (`--register`)" if name == "register_with" else f"`{name}`"
+    return [flag, _default(field.get_default(call_default_factory=True)), field.description or ""]
+
+
+def _default(value: object) -> str:
+    match value:
+        case None:
+            return "unset"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case tuple() | dict() if not value:
+            return "none"
+        case _:
+            return str(value)
+
+
 def run_metrics(metrics: Iterable[RunMetric]) -> str:
     """Numbers of a step."""
     return table(("name", "what it is"), ((f"`{each.name}`", _described(each)) for each in metrics))
@@ -158,10 +191,66 @@ def _backend(kind: BackendKind) -> list[str]:
     return [f"`{kind.name}`", kind.described, ", ".join(f"`{name}`" for name in read)]
 
 
+def sandboxes() -> str:
+    """The sandboxes that an operator may name."""
+    automatic = [
+        "`auto`",
+        "in [the first one](sandbox.md#levels) that works here, `landlock` at least",
+        "",
+    ]
+    rows = ([_names_of(each), each.runs, each.needs] for each in SANDBOXES)
+    return table(("`--sandbox`", "programs run", "needs"), [automatic, *rows])
+
+
+def _names_of(kind: SandboxKind) -> str:
+    plain = () if kind.needs_argument else (f"`{kind.name}`",)
+    return ", ".join((*plain, f"`{kind.name}:{kind.argument}`") if kind.argument else plain)
+
+
+def upstream_protocols() -> str:
+    """The protocols that registered servers may speak."""
+    rows = ((f"[`{each.name}`](#{each.name})", each.speakers) for each in UPSTREAM_PROTOCOLS)
+    return table(("`protocol`", "for"), rows)
+
+
+def faces() -> str:
+    """The protocols that a server speaks to clients of others."""
+    rows = ((f"[{each.name}]({each.page})", each.clients, f"`{each.address}`") for each in FACES)
+    return table(("face", "for clients of", "their address, below the server's"), rows)
+
+
+def layouts_of_examples() -> str:
+    """The columns by which examples are known, from the first that is tried."""
+    rows = ((", ".join(f"`{name}`" for name in each.columns), each.whose, each.becomes) for each in EXAMPLES)
+    return table(("columns", "of", "are read as"), rows)
+
+
+def layouts_of_tasks() -> str:
+    """The pairs of columns that tasks are read from."""
+    rows = ((f"`{each.question}`", f"`{each.answer}`", each.whose) for each in TASKS)
+    return table(("`question`", "`answer`", "of"), rows)
+
+
+_SECTIONS: Mapping[str, type[server.Section]] = {
+    "process": server.ProcessSettings,
+    "workers": server.WorkerSettings,
+    "ray": server.RaySettings,
+    "catalog": server.CatalogSettings,
+    "timeouts": server.TimeoutSettings,
+    "sessions": server.SessionSettings,
+    "access": server.AccessSettings,
+    "messages": server.MessageSettings,
+    "sandbox": server.SandboxSettings,
+    "gateway": server.GatewaySettings,
+    "node": server.NodeSettings,
+    "telemetry": server.TelemetrySettings,
+}
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "problems": lambda: problems(of_gateways=False),
     "problems_of_gateways": lambda: problems(of_gateways=True),
     "server_metrics": server_metrics,
+    **{f"settings_of_{name}": partial(settings_of, section) for name, section in _SECTIONS.items()},
     "run_metrics": numbers_of_a_step,
     "step_times": step_times,
     "episode_times": episode_times,
@@ -169,6 +258,11 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "surrogates": surrogates,
     "filters": filters,
     "backends": backends,
+    "sandboxes": sandboxes,
+    "upstream_protocols": upstream_protocols,
+    "faces": faces,
+    "layouts_of_examples": layouts_of_examples,
+    "layouts_of_tasks": layouts_of_tasks,
 }
 """What makes each table, by the name that a page has for it."""
 

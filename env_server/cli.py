@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from rollgym.clients.process.installed import add_version
+from rollgym.clients.process.modules import add_version
 from rollgym.command_line import CommandParser
 from rollgym.env_server.access.tokens import (
     ROLES,
@@ -20,9 +20,9 @@ from rollgym.env_server.access.tokens import (
     rotate_token,
 )
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.settings import ConfigurationError, Settings, add_flags, load_settings
-from rollgym.env_server.process.listening import bind, url_of
-from rollgym.env_server.process.server import run_process
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings_loading import add_flags, load_settings
+from rollgym.env_server.process.server import bind, run_process, url_of
 from rollgym.env_server.process.supervisor import supervise
 from rollgym.extras import missing_extra
 from rollgym.user_paths import user_path
@@ -75,14 +75,7 @@ def server_parser() -> argparse.ArgumentParser:
 
 
 def _serve(settings: Settings) -> int:
-    if settings.state_dir is not None:
-        try:
-            settings.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigurationError(
-                f"state_dir: {settings.state_dir} cannot be made ({error.strerror}): "
-                "name a folder that can be written to"
-            ) from error
+    settings.make_state_dir()
     if settings.stop_at_end_of_input:
         threading.Thread(target=_stop_at_end_of_input, name="end-of-input", daemon=True).start()
     if settings.processes > 1:

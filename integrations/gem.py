@@ -127,9 +127,13 @@ class RemoteGemEnv:
         return observation, self._in_words_of_roll(info) | {"env_instruction": info.get("instruction", "")}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Take a reply of the model, as it is: the environment reads the action in it."""
+        """Take a reply of the model, as it is: the environment reads the action in it.
+
+        At the limit of steps an episode is terminated as well as truncated, as GEM's and ROLL's own environments have
+        it: ROLL's managers of environments look at the former alone.
+        """
         observation, reward, terminated, truncated, info = self._env.step(action)
-        return observation, reward, terminated, truncated, self._in_words_of_roll(info)
+        return observation, reward, terminated or truncated, truncated, self._in_words_of_roll(info)
 
     def sample_random_action(self) -> str:
         """Return an action at random, where the environment names its actions.

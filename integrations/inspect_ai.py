@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.client.server_token import server_token
 from rollgym.clients.evaluation.chat import Reply, RequestedCall
-from rollgym.clients.evaluation.conversation import Conversation
+from rollgym.clients.evaluation.player import Conversation
+from rollgym.clients.protocol.addresses import server_token
 
 if TYPE_CHECKING:
     from inspect_ai import Task
@@ -73,6 +73,7 @@ def verifier_task(
     prompt_field: str = "question",
     instruction: str = "",
     tools_of: str | None = None,
+    message_limit: int | None = 50,
     token: str | None = None,
 ) -> Task:
     """Return a task of Inspect whose answers a verifier of the server scores.
@@ -84,6 +85,8 @@ def verifier_task(
         prompt_field: The field that the model is asked.
         instruction: Stands before it.
         tools_of: An environment whose tools the model may call, through the server's MCP endpoint.
+        message_limit: Messages of a sample. A model with tools answers by calling `submit`, and Inspect asks one that
+            does not for ever.
         token: Bearer token.
 
     Raises:
@@ -112,6 +115,7 @@ def verifier_task(
         dataset=MemoryDataset(samples, name=env_id),
         solver=solver,
         scorer=verifier_scorer(url, env_id, token=token),
+        message_limit=message_limit,
     )
 
 

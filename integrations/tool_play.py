@@ -9,9 +9,8 @@ from rollgym.clients.protocol.tool_calls import (
     ToolCall,
     ToolDeclaration,
     call_format_of,
-    declared_tools,
 )
-from rollgym.clients.replies.formats.table import written_calls
+from rollgym.clients.replies.formats.table import declared_tools, written_calls
 
 OVER = "The episode is over."
 
@@ -21,7 +20,10 @@ _ACT = ToolDeclaration(
     {
         "type": "object",
         "properties": {
-            "action": {"type": "string", "description": "The action, in the form that the instruction gives."}
+            "action": {
+                "type": "string",
+                "description": "The reply with the action, in the form that the instruction gives.",
+            }
         },
         "required": ["action"],
     },
@@ -64,7 +66,9 @@ def opening_text(observation: str, info: Mapping[str, Any]) -> str:
     how = (
         "Call the tools. What is not a call of a tool, such as an answer, goes into the tool `reply`."
         if has_tools
-        else "Take each action by a call of the tool `act`; it returns what you observe next."
+        # The instruction is the environment's and asks for a reply: this says where that goes, so there is one form.
+        else "Here you reply by calling the tool `act`: its argument `action` is the reply that is asked for above, "
+        "and it returns what you observe next. Text outside a call is no action."
     )
     return "\n\n".join(part for part in (told, how, observation) if part)
 

@@ -22,6 +22,7 @@ from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.clients.protocol.tool_calls import answer_text
 from rollgym.clients.replies.formats.calls import UnwritableCallError
+from rollgym.extras import import_extra
 from rollgym.integrations.tool_play import OVER, action_of, opening_text, playable_tools
 
 if TYPE_CHECKING:
@@ -63,9 +64,7 @@ def write_run_files(
         ValueError: There is no task; or the environment is not played by text, or not deterministic, so that the
             episode would not be the one of its prompt.
     """
-    import pyarrow
-    from pyarrow import parquet
-
+    pyarrow, parquet = import_extra("pyarrow", "data"), import_extra("pyarrow.parquet", "data")
     if count < 1:
         raise ValueError(f"count is {count}: a run has at least one task")
     env = RemoteEnv(url, env_id, env_kwargs, token=token)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rollgym.clients.protocol.spaces import UnicodeText
     from rollgym.clients.protocol.tool_calls import ToolCall
     from rollgym.env_server.common.settings import ConfigurationError
-    from rollgym.env_server.process.mounting import create_app
+    from rollgym.env_server.process.embedding import create_app
     from rollgym.envs.adapters.text import TextAdapter
     from rollgym.envs.core.grid import GridGame
     from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
@@ -34,12 +34,18 @@ if TYPE_CHECKING:
     from rollgym.envs.verifiers.function import TaskVerifier, verifier
     from rollgym.envs.verifiers.pool import PoolShare
     from rollgym.sandbox.conformance import SandboxConformance
-    from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
-    from rollgym.sandbox.core.cancelling import Cancellation
+    from rollgym.sandbox.core.base import (
+        Cancellation,
+        Guarantees,
+        Outcome,
+        Program,
+        RunResult,
+        Sandbox,
+        SandboxSession,
+        SandboxUnavailableError,
+    )
     from rollgym.sandbox.core.limits import Limits
     from rollgym.sandbox.core.probe import probe_sandbox
-    from rollgym.sandbox.core.program import Program
-    from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
     from rollgym.sandbox.local.backends import NamespaceSandbox
     from rollgym.sandbox.remote.remote import RemoteSandbox
     from rollgym.sandbox.selection import open_sandbox
@@ -48,10 +54,9 @@ if TYPE_CHECKING:
     from rollgym.trainer.algorithms.batch import StepTokens, SurrogateInputs, TrajectoryBatch
     from rollgym.trainer.algorithms.group_filters import Filter
     from rollgym.trainer.algorithms.surrogates import Surrogate
-    from rollgym.trainer.commands.learning import train, train_async
     from rollgym.trainer.config.load import load_settings
+    from rollgym.trainer.config.output import TrackerSettings
     from rollgym.trainer.config.run import RunSettings
-    from rollgym.trainer.config.trackers import TrackerSettings
     from rollgym.trainer.core.errors import ConfigError, RunError, TrainerError
     from rollgym.trainer.core.seeding import derive_seed
     from rollgym.trainer.models.load import model_folder
@@ -60,6 +65,7 @@ if TYPE_CHECKING:
     from rollgym.trainer.rollout.actors import Actor
     from rollgym.trainer.rollout.agent import play_episode
     from rollgym.trainer.rollout.context import Exchange
+    from rollgym.trainer.run.learning import train, train_async
     from rollgym.trainer.tasks.task import Task, TaskSource
 else:
     _EXPORTS = {
@@ -79,7 +85,7 @@ else:
             "OneOf",
         ),
         "rollgym.env_server.common.settings": ("ConfigurationError",),
-        "rollgym.env_server.process.mounting": ("create_app",),
+        "rollgym.env_server.process.embedding": ("create_app",),
         "rollgym.envs.core.text_game": ("Move", "NamedGame", "Refusal", "TextGame"),
         "rollgym.envs.tools.base": ("ToolEnv", "TurnResult", "state_digest"),
         "rollgym.clients.protocol.tool_calls": ("ToolCall",),
@@ -95,19 +101,17 @@ else:
         "rollgym.envs.verifiers.pool": ("PoolShare",),
         "rollgym.sandbox.conformance": ("SandboxConformance",),
         "rollgym.sandbox.core.base": (
+            "Cancellation",
+            "Guarantees",
+            "Outcome",
+            "Program",
+            "RunResult",
             "Sandbox",
             "SandboxSession",
             "SandboxUnavailableError",
         ),
-        "rollgym.sandbox.core.cancelling": ("Cancellation",),
         "rollgym.sandbox.core.limits": ("Limits",),
         "rollgym.sandbox.core.probe": ("probe_sandbox",),
-        "rollgym.sandbox.core.program": ("Program",),
-        "rollgym.sandbox.core.result": (
-            "Guarantees",
-            "Outcome",
-            "RunResult",
-        ),
         "rollgym.sandbox.local.backends": ("NamespaceSandbox",),
         "rollgym.sandbox.remote.remote": ("RemoteSandbox",),
         "rollgym.sandbox.selection": ("open_sandbox",),
@@ -123,13 +127,13 @@ else:
         ),
         "rollgym.trainer.algorithms.group_filters": ("Filter",),
         "rollgym.trainer.algorithms.surrogates": ("Surrogate",),
-        "rollgym.trainer.commands.learning": (
+        "rollgym.trainer.run.learning": (
             "train",
             "train_async",
         ),
         "rollgym.trainer.config.load": ("load_settings",),
         "rollgym.trainer.config.run": ("RunSettings",),
-        "rollgym.trainer.config.trackers": ("TrackerSettings",),
+        "rollgym.trainer.config.output": ("TrackerSettings",),
         "rollgym.trainer.core.errors": (
             "ConfigError",
             "RunError",

@@ -5,7 +5,7 @@ Imports nothing but the standard library, and that late, so that every floor can
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -120,6 +120,26 @@ def missing_extra(error: BaseException, what: str = "this") -> MissingExtraError
     return MissingExtraError(needs, extra, error.name)
 
 
+def require_extra(modules: Iterable[str], extra: str, what: str) -> None:
+    """Look for packages that an extra brings before the work that needs them in the end; none is imported.
+
+    Args:
+        modules: Their top modules.
+        extra: The extra.
+        what: What needs them.
+
+    Raises:
+        MissingExtraError: One is not installed.
+    """
+    from importlib.util import find_spec  # Imported late, as the module says.
+
+    for module in modules:
+        if find_spec(module) is None:
+            raise MissingExtraError(
+                f"{what} needs the package {module}, which is not installed", extra, module
+            )
+
+
 def install_line(*extras: str) -> str:
     """Return the command that installs this copy of rollgym with extras.
 
@@ -141,6 +161,12 @@ def install_line(*extras: str) -> str:
     if origin:
         return f"pip install {quote(f'rollgym{brackets} @ {origin}')}"
     return f"pip install {quote(('rollgym' if ON_AN_INDEX else '.') + brackets)}"
+
+
+def install_line_of(package: str) -> str:
+    """Return the command that installs a package: by the extra that brings it, or by its own name if none does."""
+    extra = extra_of(package)
+    return f"pip install {package}" if extra is None else install_line(extra)
 
 
 def _folder(path: Path) -> str:

@@ -34,9 +34,9 @@ def register_environments() -> None:
         entry_point="rollgym.clients.client.env:RemoteEnv",
         vector_entry_point="rollgym.clients.client.vector:RemoteVectorEnv",
     )
-    for name, spec in builtin_environments().items():
+    for name, environment in builtin_environments().items():
         # The environments count their steps themselves (`truncated`), so Gymnasium need not.
-        register(id=f"{NAMESPACE}/{name}", entry_point=spec.entry_point)
+        register(id=f"{NAMESPACE}/{name}", entry_point=environment.path)
 
 
 def register_once_gymnasium_is_imported() -> None:

@@ -10,13 +10,21 @@ from dataclasses import asdict
 from typing import Any
 
 from rollgym.command_line import CommandParser
-from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
+from rollgym.sandbox.core.base import (
+    LANGUAGES,
+    LEVELS,
+    Guarantees,
+    Language,
+    Outcome,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxUnavailableError,
+)
+from rollgym.sandbox.core.kinds import parse_name
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.naming import parse_name
-from rollgym.sandbox.core.program import LANGUAGES, Language, Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.local.supervised import SupervisedSandbox
-from rollgym.sandbox.selection import BACKENDS, LEVELS, known_backends, open_sandbox, survey
+from rollgym.sandbox.selection import BACKENDS, known_backends, open_sandbox, survey
 from rollgym.user_paths import user_path
 
 _LANGUAGE_OF: dict[str, Language] = {

@@ -20,12 +20,17 @@ from pathlib import Path
 from typing import Any, Literal, cast
 from unittest import SkipTest
 
-from rollgym.sandbox.core.base import Sandbox
-from rollgym.sandbox.core.cancelling import CancellableSandbox, Cancellation
+from rollgym.sandbox.core.base import (
+    CancellableSandbox,
+    Cancellation,
+    Guarantees,
+    Outcome,
+    Program,
+    RunResult,
+    Sandbox,
+)
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.core.probe import probe_sandbox
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 
 Verdict = Literal["pass", "fail", "skip"]
 _MIB = 1 << 20

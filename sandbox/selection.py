@@ -3,19 +3,19 @@
 import importlib
 import inspect
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast
 
 from rollgym.extensions import extensions
 from rollgym.extras import missing_extra
-from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
-from rollgym.sandbox.core.cancelling import CancellableSandbox
-from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES
-from rollgym.sandbox.core.naming import parse_name
-from rollgym.sandbox.core.result import Guarantees
-
-Level = Literal["container", "namespaces", "landlock", "none"]
-LEVELS: tuple[Level, ...] = get_args(Level)
-"""From the strongest to none."""
+from rollgym.sandbox.core.base import (
+    LEVELS,
+    CancellableSandbox,
+    Guarantees,
+    Level,
+    Sandbox,
+    SandboxUnavailableError,
+)
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_name
 
 BACKENDS = tuple(BY_NAME)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""

@@ -11,6 +11,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType
 
+# The models of tests are tiny: threads that wait for each other on a busy machine take more than they give. Torch reads
+# this once, and conftest.py files below import it before anything is configured.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -29,10 +33,10 @@ LONGEST = (
     "tests/trainer/test_runs.py",
     "tests/trainer/test_kills.py",
     "tests/envs/test_long_replies.py",
-    "tests/env_server/gateway/test_gateways_soak.py",
+    "tests/benchmarks/test_soak.py",
     "tests/trainer/models/test_memory_plan.py",
     "tests/trainer/cluster/test_local_runs.py",
-    "tests/trainer/test_one_gpu.py",
+    "tests/examples/test_one_gpu.py",
     "tests/clients/audit/test_own_environments.py",
 )
 
@@ -73,8 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
     # The programs that tests start would compile every module anew, hundreds of times.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
-    # The models of tests are tiny: threads that wait for each other on a busy machine take more than they give.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Ray lets its workers stand back for everybody else, which here are the other tests: they would time out.
     os.environ.setdefault("RAY_worker_niceness", "0")
     # What the tests' modules import stays, and is much: no collection looks through it, not even the last one.
@@ -83,8 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Collect garbage from now on, among what comes."""
-    gc.collect()
+    """Collect garbage from now on, among what comes: to look through what is there takes half a second a worker."""
     gc.freeze()
     gc.enable()
 

@@ -1,5 +1,6 @@
 """What a base install, without the packages of any extra, says of what it lacks."""
 
+import ast
 import json
 import re
 import subprocess
@@ -34,7 +35,7 @@ import contextlib, io, json, sys
 from tests.support import base_install
 commands = json.loads(sys.argv[1])
 from rollgym.trainer.cli import main as train
-from rollgym.trainer.commands.agent_proxy import main as proxy
+from rollgym.trainer.run.agent_proxy import main as proxy
 from rollgym.clients.cli.main import main as env
 from rollgym.env_server.cli import main as serve
 programs = {"roll-train": train, "roll-agent-proxy": proxy, "roll-env": env, "roll-serve": serve}
@@ -222,11 +223,11 @@ def test_the_page_of_the_installation_says_whether_it_is_on_an_index() -> None:
     assert ("not on a package index yet" in page) is not ON_AN_INDEX
 
 
-def test_human_rendering_names_the_extra_that_brings_pygame() -> None:
+def test_human_rendering_names_pygame_alone_and_no_extra_with_games() -> None:
     program = (
         "from tests.support import base_install\n"
         "from gymnasium.error import DependencyNotInstalled\n"
-        "from rollgym.clients.client.window import checked_mode\n"
+        "from rollgym.clients.client.env import checked_mode\n"
         "try:\n"
         "    checked_mode('CartPole-v1', ['human'], 'human')\n"
         "except DependencyNotInstalled as error:\n"
@@ -235,7 +236,7 @@ def test_human_rendering_names_the_extra_that_brings_pygame() -> None:
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"render_mode='human' needs pygame: {install_line('pettingzoo')}\n"
+    assert done.stdout == "render_mode='human' needs pygame on this machine: pip install pygame\n"
 
 
 def test_no_text_names_an_install_line_that_would_ask_an_index() -> None:
@@ -267,3 +268,77 @@ def test_the_page_of_the_installation_names_every_extra() -> None:
     page = (ROOT / "docs" / "installation.md").read_text()
     assert [extra for extra in EXTRAS if f"`{extra}`" not in page] == []
     assert rollgym.__all__
+
+
+HEAVY = ("torch", "transformers", "ray")
+REPORT = f"import sys; print([name for name in {HEAVY} if name in sys.modules])"
+
+
+def run(code: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    ).stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import rollgym; rollgym.EnvClient, rollgym.RemoteEnv, rollgym.RemoteVectorEnv, rollgym.RemoteVerifier",
+        "import rollgym.clients.cli.main",
+        "import runpy, sys, contextlib; sys.argv = ['roll-serve', '--help']\n"
+        "with contextlib.suppress(SystemExit): runpy.run_module('rollgym.env_server', run_name='__main__')",
+    ],
+)
+def test_nothing_heavy_is_imported(code: str) -> None:
+    assert run(f"{code}\n{REPORT}") == "[]"
+
+
+def test_our_environments_are_registered_as_names_only() -> None:
+    code = (
+        "import sys, rollgym, gymnasium; spec = gymnasium.spec('rollgym/FrozenLake-v0');"
+        "print('rollgym.envs.games.frozen_lake' in sys.modules, 'rollgym.clients.client.env' in sys.modules,"
+        " 'pydantic' in sys.modules)"
+    )
+    assert run(code) == "False False False"
+
+
+def test_gymnasium_finds_them_by_the_name_of_the_package() -> None:
+    code = "import gymnasium; print(gymnasium.make('rollgym:rollgym/FrozenLake-v0').spec.id)"
+    assert run(code) == "rollgym/FrozenLake-v0"
+
+
+WITHOUT_PILLOW = """
+import importlib.metadata, sys
+from importlib.machinery import PathFinder
+
+found = PathFinder.find_spec
+PathFinder.find_spec = classmethod(lambda cls, name, *rest: None if name.split(".")[0] == "PIL" else found(name, *rest))
+version = importlib.metadata.version
+def installed(name):
+    if name.lower() in ("pil", "pillow"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return version(name)
+importlib.metadata.version = installed
+"""
+
+
+def test_a_policy_of_text_needs_no_pillow_and_a_run_says_first_that_its_curves_do(tmp_path: Path) -> None:
+    """As in an environment with torch and transformers of another library's."""
+    tiny = "from rollgym.trainer.models.tiny import build_tiny_tokenizer\nprint(len(build_tiny_tokenizer()) > 100)"
+    assert run(WITHOUT_PILLOW + tiny) == "True"
+    train = f"from rollgym.trainer.cli import main\nsys.exit(main(['{LAKE}', 'output_dir={tmp_path}/run']))"
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PILLOW + train], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "roll-train: training needs the package PIL, which is not installed" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_python_310_can_read_how_it_is_built_and_so_pip_says_there_what_is_needed() -> None:
+    tree = ast.parse((ROOT / "setup.py").read_text(), feature_version=(3, 10))
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert imported <= {"os", "re", "shutil", "collections.abc", "pathlib"} | {
+        name for name in imported if name is not None and name.partition(".")[0] == "setuptools"
+    }

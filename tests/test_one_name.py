@@ -13,8 +13,11 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FLOORS = ("clients", "env_server", "envs", "integrations", "sandbox", "trainer")
-# A clone's examples are programs and configurations of users, which name them as they lie in their folder.
-OURS = sorted({path.name for path in (ROOT / "rollgym").iterdir() if path.is_symlink()} - {"examples"})
+# The console has no Python. A clone's examples are programs and configurations of users, which name them as they lie in
+# their folder.
+OURS = sorted(
+    {path.name for path in (ROOT / "rollgym").iterdir() if path.is_symlink()} - {"console", "examples"}
+)
 # Texts that programs of ours are started with, and paths `module:attribute`, dotted names and prefixes of names.
 _STARTED = re.compile(rf"-m[ ,\"']+(?:{'|'.join(FLOORS)})\b")
 _IMPORTED = re.compile(rf"^\s*(?:from|import) (?:{'|'.join(FLOORS)})\b(?! floor)", re.MULTILINE)
@@ -23,7 +26,7 @@ _NAMED = re.compile(rf"(?:{'|'.join(FLOORS)})(?:\.[a-z_]\w*)*(?:\.|\.[a-z_]\w*(?
 _SUSPECT = re.compile(rf"(?:['\"]|\b(?:import|from|-m)[\s,'\"]+)(?:{'|'.join(FLOORS)})\b")
 # What settings of earlier releases say, which is understood.
 _MEANT = (
-    "tests/clients/process/test_module_paths.py",
+    "tests/clients/process/test_modules.py",
     "tests/trainer/config/test_former_names.py",
     "tests/test_one_name.py",
 )
@@ -32,7 +35,7 @@ _OTHER = re.compile(r"(?:sandbox|envs)\.(?:py|yaml|json|md|sock|org|run|step|res
 
 
 def python_files() -> Iterator[Path]:
-    for folder in (*FLOORS, "benchmarks", "deploy", "docs", "examples", "tests", ".ci"):
+    for folder in (*FLOORS, "benchmarks", "deploy", "docs", "examples", "peers", "tests", ".ci"):
         yield from (ROOT / folder).rglob("*.py")
     yield from (ROOT / "rollgym").glob("*.py")
 

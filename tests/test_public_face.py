@@ -69,7 +69,7 @@ REVEALED = (
     "str",
     "pathlib.Path",
     "rollgym.clients.client.vector.RemoteVectorEnv",
-    "rollgym.sandbox.core.result.Guarantees",
+    "rollgym.sandbox.core.base.Guarantees",
     "rollgym.envs.verifiers.base.Verdict",
 )
 

@@ -8,10 +8,10 @@ import pytest
 
 from rollgym.clients.cli.main import client_parser
 from rollgym.env_server.cli import server_parser, token_parser
-from rollgym.env_server.common.settings import check_settings
+from rollgym.env_server.common.settings_loading import check_settings
 from rollgym.envs.games.sokoban.environment import SokobanEnv
 from rollgym.envs.verifiers.judging.templates import templates_of
-from rollgym.trainer.commands.table import COMMANDS, parser_of
+from rollgym.trainer.run.table import COMMANDS, parser_of
 from rollgym.user_paths import expand_user, user_path
 
 

@@ -65,7 +65,7 @@ def _proxy(folder: Path, upstream: str) -> subprocess.Popen:
     command = [
         sys.executable,
         "-m",
-        "rollgym.trainer.commands.agent_proxy",
+        "rollgym.trainer.run.agent_proxy",
         "--model",
         str(folder / "model"),
         "--port",

@@ -30,7 +30,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rollgym.trainer.records.ledger import Fate, Ledger  # noqa: E402
+from rollgym.trainer.records.ledger import Ledger, TaskEvent  # noqa: E402
 from tests.support.processes import descendants  # noqa: E402
 
 COMPARED = 5
@@ -186,7 +186,7 @@ def _killed(options: argparse.Namespace) -> dict[str, Any]:
     fates = [ledger.fate(task) for task in range(GROUPS * options.killed_steps)]
     counts = ledger.counts()
     ledger.close()
-    lost = [task for task, fate in enumerate(fates) if fate not in (Fate.TRAINED, Fate.DROPPED)]
+    lost = [task for task, fate in enumerate(fates) if fate not in (TaskEvent.TRAINED, TaskEvent.DROPPED)]
     said = (run.parent / f"{run.name}.output").read_text()
     apart = _apart(_metrics(alone), _metrics(run))
     return {

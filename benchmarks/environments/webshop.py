@@ -21,11 +21,11 @@ from pathlib import Path
 import numpy as np
 
 from rollgym.clients.measuring.revision import revision
-from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.catalogue import open_catalogue
 from rollgym.envs.webshop.environment import WebShopEnv, goal_range
 from rollgym.envs.webshop.expert import instruction_query
-from rollgym.envs.webshop.generator import generate_records
 from rollgym.envs.webshop.search import IndexWriter, SearchIndex
+from rollgym.envs.webshop.sources import generate_records
 
 KINDS = 25
 VOCABULARY = 60_000

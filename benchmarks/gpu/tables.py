@@ -1,4 +1,4 @@
-"""Write the table of docs/gpus.md from what was measured on a GPU.
+"""Write the table of docs/gpus_measure.md from what was measured on a GPU.
 
 python benchmarks/gpu/tables.py gpu-results/gpu.json   # what benchmarks/gpu/run.py has written
 python benchmarks/gpu/tables.py                        # the record that is kept in benchmarks/results
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "gpus.md"
+PAGE = ROOT / "docs" / "gpus_measure.md"
 RECORD = ROOT / "benchmarks" / "results" / "gpu.json"
 _BLOCK = re.compile(r"(<!-- from gpu\.json -->\n).*?(<!-- end of gpu\.json -->)", re.DOTALL)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-import rollgym.trainer.commands.train  # noqa: E402, F401 - what every run would import
+import rollgym.trainer.run.train  # noqa: E402, F401 - what every run would import
 from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.records.rollout_log import RolloutLog  # noqa: E402
 from tests.support.processes import env_server  # noqa: E402

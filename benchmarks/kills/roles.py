@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from rollgym.trainer.records.ledger import Fate, Ledger  # noqa: E402
+from rollgym.trainer.records.ledger import Ledger, TaskEvent  # noqa: E402
 
 GROUPS = 4
 CONFIG = f"""
@@ -138,7 +138,7 @@ def _account(run: Path, steps: int) -> dict[str, object]:
     fates = [ledger.fate(task) for task in range(steps * GROUPS)]
     counts = ledger.counts()
     ledger.close()
-    lost = [task for task, fate in enumerate(fates) if fate not in (Fate.TRAINED, Fate.DROPPED)]
+    lost = [task for task, fate in enumerate(fates) if fate not in (TaskEvent.TRAINED, TaskEvent.DROPPED)]
     trained = [line["step"] for line in lines if "loss/policy" in line]
     return {"steps": trained, "ledger": counts, "lost": lost}
 

@@ -38,8 +38,8 @@ from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.config.run import PromptSettings  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams  # noqa: E402
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
-from rollgym.trainer.inference.server_client import ServerClient  # noqa: E402
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from rollgym.trainer.inference.server_client.client import ServerClient  # noqa: E402
+from rollgym.trainer.models.tiny import build_tiny_tokenizer  # noqa: E402
 from rollgym.trainer.records.group import GroupPlan  # noqa: E402
 from rollgym.trainer.records.ledger import Ledger  # noqa: E402
 from rollgym.trainer.rollout.actors import ModelActor  # noqa: E402
@@ -47,8 +47,7 @@ from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from rollgym.trainer.rollout.context import context_policy  # noqa: E402
 from rollgym.trainer.rollout.environments import EnvironmentPool  # noqa: E402
 from rollgym.trainer.rollout.episodes import EpisodePlayer  # noqa: E402
-from rollgym.trainer.rollout.prompts import PromptBuilder  # noqa: E402
-from rollgym.trainer.rollout.rendering import ChatRenderer  # noqa: E402
+from rollgym.trainer.rollout.prompts import ChatRenderer, PromptBuilder  # noqa: E402
 from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
 from rollgym.trainer.rollout.slots import BoundedSlots  # noqa: E402
 from rollgym.trainer.tasks.task import Task  # noqa: E402

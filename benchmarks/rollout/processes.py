@@ -35,7 +35,7 @@ from run import CountingSource, Schedule, play_run  # noqa: E402
 from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams  # noqa: E402
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
-from rollgym.trainer.inference.server_client import ServerClient  # noqa: E402
+from rollgym.trainer.inference.server_client.client import ServerClient  # noqa: E402
 from rollgym.trainer.records.group import GroupPlan  # noqa: E402
 from rollgym.trainer.records.ledger import Ledger  # noqa: E402
 from rollgym.trainer.records.trajectory import Outcome, Trajectory  # noqa: E402

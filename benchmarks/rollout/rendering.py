@@ -38,8 +38,8 @@ def conversation(text: str, number: int) -> list[dict[str, Any]]:
 
 def measure() -> dict[str, float]:
     """Microseconds of CPU for a whole prompt and for a tail, by kind of text, and how many ids such a prompt has."""
-    from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
-    from rollgym.trainer.rollout.rendering import ChatRenderer
+    from rollgym.trainer.models.tiny import build_tiny_tokenizer
+    from rollgym.trainer.rollout.prompts import ChatRenderer
 
     renderer = ChatRenderer(build_tiny_tokenizer())
     spent = {}

@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from rollgym.clients.measuring.revision import revision
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Outcome, Program, SandboxUnavailableError
 from rollgym.sandbox.core.languages import host_toolchain
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.sandbox.warm.pool import WarmPool
 

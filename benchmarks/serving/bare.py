@@ -8,7 +8,6 @@ environment of Gymnasium's.
 
 import argparse
 import functools
-import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -40,8 +39,7 @@ def step(environment: gymnasium.Env[Any, Any], action: Any) -> dict[str, Any]:
 
 
 def builtin(env_id: str) -> Build:
-    module, _, name = builtin_environments()[env_id].entry_point.partition(":")
-    build: Build = getattr(importlib.import_module(module), name)
+    build: Build = builtin_environments()[env_id].load()
     return build
 
 

@@ -25,7 +25,7 @@ from rounds import shown, table
 from turn_meter import NOTED
 from turns import wait_for
 
-from rollgym.clients.net.transport import open_socket
+from rollgym.clients.net.connection import open_socket
 from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
 
 ENV_ID = "FrozenLake-v0"

@@ -12,7 +12,7 @@ import rounds
 import uvloop
 from contenders import Contender
 from load import run_load
-from peers import install
+from other_servers import install
 from rounds import Rows, progress
 
 

@@ -32,7 +32,7 @@ class ClientCase(NamedTuple):
     peer: str | None = None
 
 
-_OWN, _OPENENV = _HERE / "own_client.py", _HERE / "peers" / "openenv_client.py"
+_OWN, _OPENENV = _HERE / "own_client.py", _HERE / "other_servers" / "openenv_client.py"
 CLIENT_CASES = (
     ClientCase("rollgym EnvClient", _OWN, "async", 1, OWN_SERVER),
     ClientCase("OpenEnv client", _OPENENV, "async", 1, peer_server("openenv"), "openenv"),

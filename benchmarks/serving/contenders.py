@@ -61,7 +61,7 @@ class Contender:
 
 
 def peer_server(name: str) -> tuple[str, ...]:
-    return (str(_HERE / "peers" / f"{name}_server.py"),)
+    return (str(_HERE / "other_servers" / f"{name}_server.py"),)
 
 
 _BARE = (str(_HERE / "bare.py"),)

@@ -21,10 +21,10 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import ANYONE, Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.settings import check_settings
+from rollgym.env_server.common.negotiation import read_headers
+from rollgym.env_server.common.settings_loading import check_settings
 from rollgym.env_server.http.call_routes import HEADERS, SERVICES, CallRoute, PlainRoute
 from rollgym.env_server.http.calls import HOT_CALLS
-from rollgym.env_server.messages.negotiation import read_headers
 from rollgym.env_server.operations.services import Services
 
 Application = Callable[[dict[str, Any], Any, Any], Awaitable[None]]

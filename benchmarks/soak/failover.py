@@ -7,7 +7,8 @@ random. Episodes have 10 kB to 10 MB of actions.
 
 Each player compares each answer with a model of the environment that shares no line with it. A session may end as
 `lost` only if it was used while the replica lagged; everything else that is not the model's answer, or has no code of
-the protocol, is a failure. `--minutes 1 --kills 4 --failovers 1` is a first look.
+the protocol, is a failure. With `--replicas 1` gateways answer only what the replica has, and no session may be lost at
+all. `--minutes 1 --kills 4 --failovers 1` is a first look.
 
 What was played is kept in FILE as it goes. Started again with the same FILE, the run goes on where it was.
 """
@@ -45,7 +46,7 @@ async def run(
 ) -> dict[str, Any]:
     """Start everything, let it be played with, and give what has happened."""
     with tempfile.TemporaryDirectory() as place:
-        fleet = await asyncio.to_thread(FailoverFleet, place, progress)
+        fleet = await asyncio.to_thread(FailoverFleet, place, progress, options.replicas)
         try:
             await fleet.whole()
             ports = [gateway.port for gateway in fleet.gateways]
@@ -121,6 +122,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--kills", type=int, default=60, help="Of everything but the journal, in all.")
     parser.add_argument("--failovers", type=int, default=2, help="Of the journal.")
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="How many replicas of the journal have to confirm what is answered.",
+    )
     parser.add_argument("--pause", type=float, default=0.6, help="Players think so long at most, in seconds.")
     parser.add_argument("--players", type=int, default=16)
     parser.add_argument("--largest", type=int, default=LARGEST, help="Bytes that no episode passes.")

@@ -73,6 +73,7 @@ class Fleet:
         journal: The journal's server, which has been started.
         served: Options of the nodes.
         games: Their environments.
+        gateway_options: More options of the gateways.
 
     Attributes:
         kinds: What is killed at random.
@@ -87,10 +88,11 @@ class Fleet:
         journal: Any = None,
         served: Sequence[str] = (*SERVED, "--workers", "1"),
         games: Sequence[str] = tuple(GAMES),
+        gateway_options: Sequence[str] = (),
     ) -> None:
         self._games = games
         self.journal = journal or Journal(place).start()
-        shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5")
+        shared = ("--gateway", "--allow-network", "loopback", "--linger-s", "5", *gateway_options)
         url = f"redis://127.0.0.1:{self.journal.port}/0"
         self.gateways = [
             Server([*shared, "--journal-url", url, "--state-dir", f"{place}/gateway-{number}"])

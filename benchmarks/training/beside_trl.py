@@ -63,8 +63,11 @@ from rollgym.trainer.learn.batches import EpisodeBatch  # noqa: E402
 from rollgym.trainer.learn.learner import Learner, Models  # noqa: E402
 from rollgym.trainer.learn.utilisation import device_name, training_flops  # noqa: E402
 from rollgym.trainer.models.shape import ModelShape  # noqa: E402
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model  # noqa: E402
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer  # noqa: E402
+from rollgym.trainer.models.tiny import (  # noqa: E402
+    TinyPolicySettings,
+    build_tiny_model,
+    build_tiny_tokenizer,
+)
 
 _RECORDED = ("rounds", "micro", "prompt", "completion", "vocabulary", "hidden", "layers", "heads", "dtype")
 _WIDE = 512

@@ -29,11 +29,10 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from rollgym.clients.measuring.revision import revision
 from rollgym.trainer.core.device import DTYPES, torch_device
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.decoding import ActiveBatch
-from rollgym.trainer.inference.slot_batch import SlotBatch
+from rollgym.trainer.inference.engine.decoding import ActiveBatch
+from rollgym.trainer.inference.engine.slot_batch import SlotBatch
 from rollgym.trainer.learn.utilisation import device_name
-from rollgym.trainer.models.chance import without_chance
-from rollgym.trainer.models.weights import place
+from rollgym.trainer.models.weights import place, without_chance
 
 SMALL = SHAPE | {"vocab_size": 8192, "hidden_size": 448, "intermediate_size": 1216, "num_hidden_layers": 12}
 """A model for a processor."""

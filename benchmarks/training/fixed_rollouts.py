@@ -10,11 +10,9 @@ from rollgym.trainer.algorithms.credit import compute_advantages
 from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.torch_backend import TorchBackend
-from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch
-from rollgym.trainer.learn.rows import row_builder
+from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, row_builder
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
 
 GROUPS, MEMBERS = 4, 8

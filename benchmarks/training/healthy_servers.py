@@ -18,8 +18,8 @@ from random_policies import FORMER_TOLERANCE, MAX_LENGTH, VOCABULARY, judged, st
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.inference.errors import WrongWeightsError
-from rollgym.trainer.inference.torch_engine import TorchEngine
 from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts, tolerance_for
 
 SIGN_TEST, LARGEST = tolerance_for("bfloat16", None), Tolerance(FORMER_TOLERANCE)

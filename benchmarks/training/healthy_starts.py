@@ -13,9 +13,9 @@ import statistics
 
 from random_policies import FORMER_TOLERANCE, MAX_LENGTH, judged, start_of, with_layer_fault
 
-from rollgym.trainer.assembly.probe import probe_log_probabilities
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
+from rollgym.trainer.run.probe import probe_log_probabilities
 
 FAULTS = ("noise", "factor")
 SIZE = 1e-2

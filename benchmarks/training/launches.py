@@ -32,8 +32,8 @@ from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.slot_batch import SlotBatch
-from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.inference.engine.slot_batch import SlotBatch
+from rollgym.trainer.models.weights import without_chance
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {

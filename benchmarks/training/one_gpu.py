@@ -38,12 +38,12 @@ from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.learn.utilisation import accelerator_named, device_name, training_flops, utilisation
-from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.load import set_attention
 from rollgym.trainer.models.lora import add_lora
 from rollgym.trainer.models.shape import ModelShape
+from rollgym.trainer.models.weights import without_chance
 
 ROOT = Path(__file__).parents[2]
 SHAPE = {

@@ -28,16 +28,22 @@ sys.path.insert(0, str(ROOT))
 
 from rollgym.clients.measuring.revision import revision  # noqa: E402
 from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset  # noqa: E402
-from rollgym.trainer.backends.balance import balanced, row_cost  # noqa: E402
-from rollgym.trainer.backends.batching import length_buckets  # noqa: E402
+from rollgym.trainer.backends.batching import (  # noqa: E402
+    balanced,
+    length_buckets,
+    row_cost,
+)
 from rollgym.trainer.backends.ranked import Ranks  # noqa: E402
 from rollgym.trainer.core.errors import TrainerError  # noqa: E402
-from rollgym.trainer.learn.batches import episode_batch  # noqa: E402
+from rollgym.trainer.learn.batches import episode_batch, row_builder  # noqa: E402
 from rollgym.trainer.learn.learner import Learner  # noqa: E402
-from rollgym.trainer.learn.rows import row_builder  # noqa: E402
 from rollgym.trainer.records.group import Group  # noqa: E402
-from rollgym.trainer.records.segment import Segment  # noqa: E402
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn  # noqa: E402
+from rollgym.trainer.records.trajectory import (  # noqa: E402
+    Outcome,
+    Segment,
+    Trajectory,
+    Turn,
+)
 from rollgym.trainer.tasks.task import Task  # noqa: E402
 from tests.support import megatron_models, sharded_models  # noqa: E402
 from tests.support.forked_ranks import ForkedRanks  # noqa: E402

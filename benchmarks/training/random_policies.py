@@ -21,8 +21,7 @@ from transformers import (
 )
 
 from rollgym.clients.measuring.revision import revision
-from rollgym.trainer.models.chance import without_chance
-from rollgym.trainer.models.weights import place
+from rollgym.trainer.models.weights import place, without_chance
 
 VOCABULARY, MAX_LENGTH = 400, 128
 FORMER_TOLERANCE = 0.25

@@ -27,7 +27,7 @@ from rollgym.trainer.backends.ranked import Ranks
 from rollgym.trainer.backends.zero import zero_backend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.learn.step_metrics import memory_metrics
-from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.models.weights import without_chance
 
 CONFIG = {
     "vocab_size": 8192,

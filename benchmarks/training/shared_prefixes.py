@@ -33,14 +33,12 @@ from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
-from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import without_chance
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
 
 VOCABULARY = 512

@@ -19,14 +19,13 @@ from pathlib import Path
 import torch
 
 from rollgym.clients.measuring.revision import revision
-from rollgym.trainer.assembly.models import OwnModels
-from rollgym.trainer.assembly.policy import build_policy
-from rollgym.trainer.commands.train import train
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.learn.batches import EpisodeBatch
 from rollgym.trainer.learn.learner import Learner
+from rollgym.trainer.run.learning import learn
+from rollgym.trainer.run.models import OwnModels
+from rollgym.trainer.run.policy import build_policy
 
 ROOT = Path(__file__).parents[2]
 _SHORT = [
@@ -63,7 +62,7 @@ def played(settings: RunSettings) -> list[EpisodeBatch]:
 
     Learner.update = watched  # type: ignore[method-assign]
     try:
-        asyncio.run(train(settings, Ending()))
+        asyncio.run(learn(settings, "train"))
     finally:
         Learner.update = update  # type: ignore[method-assign]
     return seen

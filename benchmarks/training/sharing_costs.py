@@ -1,4 +1,4 @@
-"""Measures the constants of `trainer/backends/prefix_costs.py`: what calls cost of which shared prefixes are computed.
+"""Measures the constants of `trainer/backends/packing.py`: what calls cost of which shared prefixes are computed.
 
     python benchmarks/training/sharing_costs.py [--rounds 5] [--device cuda --dtype bf16]
 
@@ -16,11 +16,9 @@ from shared_prefixes import SHAPE, model_of
 from transformers import Qwen3Config
 
 from rollgym.trainer.backends.heads import PolicyHead
-from rollgym.trainer.backends.prefix_cache import hidden_states
-from rollgym.trainer.backends.prefix_costs import Kernels, costs_of_calls
-from rollgym.trainer.backends.prefix_layout import SharedTokens
-from rollgym.trainer.backends.prefix_paths import paths_of
-from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree
+from rollgym.trainer.backends.packing import Kernels, costs_of_calls
+from rollgym.trainer.backends.prefix_cache import SharedTokens, hidden_states
+from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of
 
 _CALLS = [(1, 64), (1, 512), (4, 256), (16, 24), (16, 128), (64, 24), (64, 64), (8, 512), (2, 1500)]
 _TREES = [

@@ -21,8 +21,7 @@ from typing import Any
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.measuring.revision import revision
 from rollgym.envs.verifiers.base import VerifierEnv
-from rollgym.envs.verifiers.formats.environment import FormatEnv
-from rollgym.envs.verifiers.formats.prompts import FAMILIES
+from rollgym.envs.verifiers.formats.environment import FAMILIES, FormatEnv
 from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
 from tests.support import form_answers, instruction_answers
 from tests.support.judge_double import JudgeDouble, honest

@@ -1,25 +1,230 @@
-"""Plays episodes: many at once, with one frame of the socket for each turn of all."""
+"""Plays episodes: many at once, with one frame of the socket for each turn of all.
+
+Episodes are kept as comparable and countable facts, without observations and infos, and the server's faulty answers
+are recorded during play.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any, NamedTuple
 
 import orjson
+from gymnasium import Space
 
-from rollgym.clients.audit.episodes import Episode, Mark
 from rollgym.clients.audit.policies import GiveUp, Player, Policy
-from rollgym.clients.audit.watch import Watch
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.operation import Operation
 from rollgym.clients.client.session import EnvSession
+from rollgym.clients.measuring.statistics import Interval, mean_interval, success_rate
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.values import encode_value
+
+
+class Mark(NamedTuple):
+    """The record of a reset or a step.
+
+    Attributes:
+        observation: Digest of the observation.
+        reward: The reward; 0 of a reset.
+        terminated: Whether the task ended.
+        truncated: Whether a limit cut the episode.
+        success: `info["success"]` if it is a bool.
+        valid: `info["action_is_valid"]` if it is a bool.
+    """
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    success: bool | None
+    valid: bool | None
+
+
+@dataclass
+class Episode:
+    """One episode that was played.
+
+    Attributes:
+        policy: The policy that played.
+        seed: The seed of the episode.
+        marks: The marks of the reset and of each step.
+        actions: The actions taken.
+        problem: The server's problem if the episode broke off.
+    """
+
+    policy: str
+    seed: int
+    marks: list[Mark] = field(default_factory=list)
+    actions: list[Any] = field(default_factory=list)
+    problem: ProblemError | None = None
+
+    @property
+    def steps(self) -> int:
+        """The number of steps taken."""
+        return max(0, len(self.marks) - 1)
+
+    @property
+    def ended(self) -> bool:
+        """Whether it came to its end."""
+        return bool(self.marks) and (self.marks[-1].terminated or self.marks[-1].truncated)
+
+    @property
+    def solved(self) -> bool:
+        """Whether its last info said `success`."""
+        return bool(self.marks) and self.marks[-1].success is True
+
+    @property
+    def total_reward(self) -> float:
+        """The sum of its rewards."""
+        return sum(mark.reward for mark in self.marks)
+
+
+class Tally(NamedTuple):
+    """How often a policy solved, and its returns.
+
+    Attributes:
+        solved: Episodes solved.
+        episodes: Episodes played.
+        returns: Mean of the total rewards, with its interval.
+        says: Whether the environment says `success` at all.
+    """
+
+    solved: int
+    episodes: int
+    returns: Interval
+    says: bool
+
+    @property
+    def mean_return(self) -> float:
+        """Mean of the total rewards."""
+        return self.returns.value
+
+    @property
+    def rate(self) -> Interval:
+        """The success rate with its Wilson interval."""
+        return success_rate(self.solved, self.episodes)
+
+    def __str__(self) -> str:
+        rate = self.rate
+        if not self.says:
+            return f"return {self.mean_return:.3g} in {self.episodes} episodes"
+        return (
+            f"{self.solved}/{self.episodes} solved, {rate.value:.0%} [{rate.low:.0%}, {rate.high:.0%}], "
+            f"return {self.mean_return:.3g}"
+        )
+
+    def numbers(self) -> dict[str, float]:
+        """Return the numbers for programs."""
+        rate = self.rate
+        return {
+            "solved": self.solved,
+            "episodes": self.episodes,
+            "rate": rate.value,
+            "rate_low": rate.low,
+            "rate_high": rate.high,
+            "mean_return": self.mean_return,
+            "return_low": self.returns.low,
+            "return_high": self.returns.high,
+        }
+
+
+def tally(episodes: Sequence[Episode]) -> Tally | None:
+    """Count the episodes that did not break off; None if none is left."""
+    played = [episode for episode in episodes if episode.problem is None and episode.actions]
+    if not played:
+        return None
+    returns = [episode.total_reward for episode in played]
+    says = any(mark.success is not None for episode in played for mark in episode.marks)
+    return Tally(sum(episode.solved for episode in played), len(played), mean_interval(returns), says)
+
+
+class Watch:
+    """Looks at every observation, reward and info of the audit.
+
+    Attributes:
+        looks: How many were looked at.
+        steps: How many of them were steps.
+        lowest: The lowest finite reward.
+        highest: The highest finite reward.
+    """
+
+    def __init__(self) -> None:
+        self._notes: dict[str, list[str]] = {}
+        self._counts: dict[str, int] = {}
+        self.looks = 0
+        self.steps = 0
+        self.lowest = math.inf
+        self.highest = -math.inf
+
+    def note(self, kind: str, where: str) -> None:
+        """Remember that something was seen; the first few places are kept."""
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        notes = self._notes.setdefault(kind, [])
+        if len(notes) < 3:
+            notes.append(where)
+
+    def count(self, kind: str) -> int:
+        """How often something was seen."""
+        return self._counts.get(kind, 0)
+
+    def first(self, kind: str) -> str:
+        """The first place of a fault, and how often it occurred in all."""
+        count = self.count(kind)
+        if not count:
+            return ""
+        return self._notes[kind][0] + (f" (and {count - 1} times more)" if count > 1 else "")
+
+    def begun(self, where: str, space: Space[Any], observation: Any, info: Mapping[str, Any]) -> None:
+        """Check the observation and the info of a reset."""
+        self._look(where, space, observation)
+        instruction = info.get("instruction")
+        if not isinstance(instruction, str) or not instruction.strip():
+            self.note("no instruction", f"{where} gives {instruction!r}")
+        if info.get("success") is True:
+            self.note("success at the reset", where)
+
+    def stepped(
+        self,
+        where: str,
+        space: Space[Any],
+        observation: Any,
+        reward: float,
+        ended: bool,
+        info: Mapping[str, Any],
+    ) -> None:
+        """Check the observation, the reward and the info of a step."""
+        self._look(where, space, observation)
+        self.steps += 1
+        if not math.isfinite(reward):
+            self.note("reward not finite", f"{where} pays {reward}")
+        else:
+            self.lowest = min(self.lowest, reward)
+            self.highest = max(self.highest, reward)
+        if ended and type(info.get("success")) is not bool:
+            self.note("no success", f"{where} ends with {info.get('success')!r}")
+
+    def failed(self, where: str, problem: ProblemError) -> None:
+        """Check the problem that the server returns in place of an answer."""
+        if problem.code == "env_error" and "reward" in problem.detail:
+            self.note("reward not finite", f"{where}: {problem.detail}")
+        else:
+            self.note("broke off", f"{where}: {problem}")
+
+    def _look(self, where: str, space: Space[Any], observation: Any) -> None:
+        self.looks += 1
+        if observation not in space:
+            text = repr(observation)
+            shown = text if len(text) <= 60 else f"{text[:57]}..."
+            self.note("observation out of the space", f"{where} gives {shown}")
+
 
 _WIDEST, _NARROWEST = 64, 8
 _STEPS_AT_ONCE = 6_400

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
-from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.arena import Episode, Game, Tally, tally
 from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.episodes import Episode, Tally, tally
 from rollgym.clients.audit.policies import (
     Policy,
     constant_policy,
@@ -22,6 +21,8 @@ from rollgym.clients.audit.policies import (
     takes_text,
 )
 from rollgym.clients.audit.subject import Subject
+from rollgym.clients.checks.declared import BASELINES_REMEDY, Baseline, declared_baselines
+from rollgym.clients.measuring.statistics import success_rate
 from rollgym.clients.protocol.errors import ProblemError
 
 _SECTION = "baselines"
@@ -30,6 +31,7 @@ _SCRIPTS = 8
 _SOLVED_BLINDLY = 0.5
 _PAID = 0.2
 _GIVE_UP_INVALID = 20
+_ROUNDED = 0.005
 _SOLVERS = ("expert", "example replies", "random")
 
 
@@ -47,7 +49,7 @@ async def audit_baselines(subject: Subject) -> list[Entry]:
         entries.append(_entry("empty reply", empty, random))
     entries.extend(await _echoes(subject, random))
     entries.append(await _blind(subject, random))
-    return entries
+    return entries + _as_declared(subject, entries)
 
 
 async def play_expert(subject: Subject) -> str | None:
@@ -180,6 +182,40 @@ def _entry(check: str, played: Tally | None, random: Tally | None, who: str = ""
     return Entry(
         _SECTION, check, verdict, detail, remedy, played.numbers() | ({"policy": who} if who else {})
     )
+
+
+def _as_declared(subject: Subject, entries: Sequence[Entry]) -> list[Entry]:
+    """Compare what was played with the baselines that the environment declares for its default kwargs."""
+    check = "as declared"
+    try:
+        declared = {} if subject.kwargs else declared_baselines(subject.env.metadata)
+    except ValueError as error:
+        return [Entry(_SECTION, check, Verdict.FAILED, str(error), BASELINES_REMEDY)]
+    played = {entry.check: entry.numbers for entry in entries if entry.numbers}
+    if expert := tally(subject.played.get("expert", ())):
+        played["expert"] = expert.numbers()
+    compared = {player: played[player] for player in declared if player in played}
+    if not compared:
+        return []
+    different = [
+        f"{player} solves {numbers['rate']:.3g} with a mean return of {numbers['mean_return']:.3g}"
+        for player, numbers in compared.items()
+        if _differ(declared[player], numbers)
+    ]
+    if different:
+        remedy = "either the environment has changed by mistake, or metadata['baselines'] has to"
+        return [Entry(_SECTION, check, Verdict.WARNING, "; ".join(different), remedy)]
+    return [Entry(_SECTION, check, Verdict.OK, ", ".join(compared))]
+
+
+def _differ(declared: Baseline, played: Mapping[str, float]) -> bool:
+    """Whether the intervals of a declared baseline and of one that was played have nothing in common."""
+    episodes = int(played["episodes"])
+    rate = success_rate(round(declared.solved * episodes), episodes)
+    # Episodes that all paid the same do not say how far returns are spread: the width is 0.
+    width = played["return_high"] - played["return_low"]
+    apart = abs(declared.mean_return - played["mean_return"]) - _ROUNDED * abs(declared.mean_return)
+    return rate.low > played["rate_high"] or played["rate_low"] > rate.high or 0 < width < apart
 
 
 _DIFFICULTY = "difficulty"

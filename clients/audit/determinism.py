@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.arena import Episode, Game
 from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.episodes import Episode
 from rollgym.clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
 from rollgym.clients.audit.subject import Subject, discover
 

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from rollgym.clients.audit.arena import Episode
 from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.episodes import Episode
 from rollgym.clients.audit.subject import Subject
 
 _SECTION = "rewards"

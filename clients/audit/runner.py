@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 from rollgym.clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
 from rollgym.clients.audit.card import Card, Entry, Verdict
-from rollgym.clients.audit.conformance import audit_conformance
+from rollgym.clients.audit.conformance import audit_conformance, audit_tools
 from rollgym.clients.audit.costs import audit_costs
 from rollgym.clients.audit.determinism import audit_determinism
 from rollgym.clients.audit.leaks import audit_leaks
 from rollgym.clients.audit.rewards import audit_rewards
 from rollgym.clients.audit.scoring import audit_scoring
 from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
-from rollgym.clients.audit.tools import audit_tools
 from rollgym.clients.client.client import EnvClient
 
 

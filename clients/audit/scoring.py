@@ -1,28 +1,122 @@
-"""Scoring: the responses that a verifier pays for, and whether a verdict depends on the item alone."""
+"""Scoring: the responses that a verifier pays for, and whether a verdict depends on the item alone.
+
+Tasks are drawn from the verifier, and scored with the answers that it pays in full.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from rollgym.clients.audit.arena import Game
+from rollgym.clients.audit.arena import Arena, Game, Watch
 from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.policies import Policy
+from rollgym.clients.audit.policies import WORDINGS, GiveUp, Player, Policy
 from rollgym.clients.audit.subject import Subject
-from rollgym.clients.audit.tasks import (
-    FULL,
-    Task,
-    draw_tasks,
-    fields_said,
-    fields_to_say,
-    score_all,
-    with_answers,
-)
 from rollgym.clients.measuring.statistics import success_rate
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import Verdict as Score
+
+_FULL = 1.0 - 1e-6
+"""A score from here on is one in full."""
+_MOST_TASKS = 60
+_ANSWER_NAMES = frozenset({"answer", "solution", "target", "reference", "expected", "label", "ground_truth"})
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its prompt and instruction; the answer is a text that earns the full score, if one is known.
+
+    `told` is the info of a reset to the same task without the option `expert`, if there was one.
+    """
+
+    fields: Mapping[str, Any]
+    prompt: str = ""
+    instruction: str = ""
+    answer: str | None = None
+    field: str | None = None
+    told: Mapping[str, Any] | None = None
+    seed: int | None = None
+
+
+async def _draw_tasks(subject: Subject) -> list[Task]:
+    """Return the given tasks, or those that resets draw and show if asked for the expert."""
+    if subject.settings.items:
+        return [Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
+    seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
+    told = await _resets(seeds, subject.arena(), None)
+    # A server that shows no tasks, or a verifier without that option, is not at fault.
+    unwatched = Arena(subject.client, subject.env.env_id, subject.kwargs, Watch(), 1)
+    asked = await _resets(seeds, unwatched, {"expert": True})
+    tasks = []
+    for seed, (observation, info) in (asked or told).items():
+        state = info.get("state")
+        fields = state.get("task") if isinstance(state, Mapping) else None
+        if isinstance(fields, Mapping) and fields:
+            instruction = str(info.get("instruction", ""))
+            before = told.get(seed, ("", {}))[1]
+            tasks.append(Task(dict(fields), observation, instruction, told=before, seed=seed))
+    return tasks
+
+
+async def _resets(
+    seeds: Sequence[int], arena: Arena, options: Mapping[str, Any] | None
+) -> dict[int, tuple[str, Mapping[str, Any]]]:
+    """Return observation and info of resets, by seed."""
+    seen: dict[int, tuple[str, Mapping[str, Any]]] = {}
+
+    def begin(seed: int) -> Player:
+        def see(observation: Any, info: Mapping[str, Any]) -> Any:
+            seen[seed] = str(observation), info
+            raise GiveUp
+
+        return see
+
+    policy = Policy("tasks", begin, options)
+    await arena.play([Game(policy, seed) for seed in seeds])
+    return {seed: seen[seed] for seed in seeds if seed in seen}
+
+
+async def _score_all(subject: Subject, items: Sequence[tuple[Task, str]]) -> list[Score]:
+    """Score responses, each to its task."""
+    return await subject.client.verify(
+        subject.env.env_id, [{**task.fields, "response": response} for task, response in items]
+    )
+
+
+async def _with_answers(subject: Subject, tasks: Sequence[Task]) -> list[Task]:
+    """Find the field that, said as the response, is paid in full: the reference answer."""
+    best: tuple[int, str] | None = None
+    for name in sorted(_fields_to_say(tasks[0]), key=lambda name: name not in _ANSWER_NAMES):
+        for wording in WORDINGS[:3]:
+            said = [(task, str(wording.write(str(task.fields.get(name, ""))))) for task in tasks]
+            paid = sum(score.score >= _FULL for score in await _score_all(subject, said))
+            if best is None or paid > best[0]:
+                best = paid, name
+    if best is None or best[0] < 0.8 * len(tasks):
+        return list(tasks)
+    _, name = best
+    return [replace(task, answer=str(task.fields[name]), field=name) for task in tasks if name in task.fields]
+
+
+def _fields_to_say(task: Task) -> list[str]:
+    """Return the fields that can be said."""
+    return [
+        name
+        for name, value in task.fields.items()
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool)
+    ]
+
+
+def _fields_said(tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
+    """Say back each field of the task that is not its answer."""
+    names = [
+        name for name, value in tasks[0].fields.items() if isinstance(value, str) and name != tasks[0].field
+    ]
+    return [[(task, str(task.fields.get(name, ""))) for task in tasks] for name in names]
+
 
 _SECTION = "verifier"
 _OUTCOMES = ("correct", "wrong", "partial", "unparsable", "timeout", "error")
@@ -46,7 +140,7 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
     """Score worthless and hedging responses, and the same items in other batches."""
     if subject.env.kind != "stateless":
         return []
-    tasks = await draw_tasks(subject)
+    tasks = await _draw_tasks(subject)
     if not tasks:
         return [
             Entry(
@@ -61,7 +155,7 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
     try:
         # First, before any item was scored: a verifier that keeps state shows it here.
         company = await _company(subject, tasks)
-        tasks = await with_answers(subject, tasks)
+        tasks = await _with_answers(subject, tasks)
         entries = [
             *await _undeserved(subject, tasks),
             *await _hedging(subject, tasks),
@@ -84,14 +178,14 @@ async def _undeserved(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
             [(task, task.prompt) for task in tasks if task.prompt],
             [(task, task.instruction) for task in tasks if task.instruction],
             [(task, f"{task.instruction}\n{task.prompt}") for task in tasks if task.prompt],
-            *fields_said(tasks),
+            *_fields_said(tasks),
         ],
     }
     entries, oddities = [], _Oddities()
     for check, variants in groups.items():
         highest, said, count = -1, "", 1
         for variant in (each for each in variants if each):
-            scores = await score_all(subject, variant)
+            scores = await _score_all(subject, variant)
             oddities.look_at(variant, scores)
             paid = sum(score.score >= 0.5 for score in scores)
             if highest < 0 or paid * count > highest * len(variant):
@@ -100,7 +194,7 @@ async def _undeserved(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
             entries.append(_undeserved_entry(check, highest, count, said))
     if tasks[0].answer is not None:
         right = [(task, str(task.answer)) for task in tasks]
-        oddities.look_at(right, await score_all(subject, right))
+        oddities.look_at(right, await _score_all(subject, right))
     return [*entries, *oddities.entries()]
 
 
@@ -149,7 +243,7 @@ def _odd(score: Score, response: str) -> str:
     if score.outcome in _NOT_OURS:
         return f"{response[:40]!r} ends as {score.outcome}: {str(score.detail)[:80]}"
     unpaid = score.outcome in ("wrong", "unparsable") and score.score > 0
-    if unpaid or (score.outcome == "correct") != (score.score >= FULL):
+    if unpaid or (score.outcome == "correct") != (score.score >= _FULL):
         return f"{response[:40]!r} is {score.outcome} with the score {score.score:g}"
     return ""
 
@@ -184,7 +278,7 @@ async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
         first = [(task, write(_among(task, tasks, number, 0))) for number, task in enumerate(tasks)]
         last = [(task, write(_among(task, tasks, number, 4))) for number, task in enumerate(tasks)]
         paid = [
-            sum(score.score >= 0.5 for score in await score_all(subject, said))
+            sum(score.score >= 0.5 for score in await _score_all(subject, said))
             for said in (middle, first, last)
         ]
         rate = success_rate(paid[0], len(tasks))
@@ -225,16 +319,16 @@ async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:
     """Score the same items alone, together, reversed and doubled."""
     check = "same score in any company"
     few = tasks[:12]
-    fields = fields_to_say(tasks[0])
+    fields = _fields_to_say(tasks[0])
     items = [
         (task, said) for task in few for said in (*(str(task.fields.get(name)) for name in fields), "0", "")
     ]
-    together = await score_all(subject, items)
+    together = await _score_all(subject, items)
     versions = {
-        "in reverse": list(reversed(await score_all(subject, list(reversed(items))))),
-        "alone": [(await score_all(subject, [item]))[0] for item in items],
-        "twice in a batch": (await score_all(subject, [*items, *items]))[len(items) :],
-        "again": await score_all(subject, items),
+        "in reverse": list(reversed(await _score_all(subject, list(reversed(items))))),
+        "alone": [(await _score_all(subject, [item]))[0] for item in items],
+        "twice in a batch": (await _score_all(subject, [*items, *items]))[len(items) :],
+        "again": await _score_all(subject, items),
     }
     for name, scores in versions.items():
         apart = [
@@ -321,8 +415,8 @@ async def _reference(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
         entries.append(
             Entry(_SECTION, check, verdict, detail, remedy, {"held": len(held), "prompts": len(long)})
         )
-    scores = await score_all(subject, [(task, str(task.answer)) for task in answered])
-    paid = sum(score.score >= FULL for score in scores)
+    scores = await _score_all(subject, [(task, str(task.answer)) for task in answered])
+    paid = sum(score.score >= _FULL for score in scores)
     entries.append(
         Entry(
             _SECTION,

@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Game
-from rollgym.clients.audit.episodes import Episode
+from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Episode, Game, Watch
 from rollgym.clients.audit.policies import WORDINGS, Policy, Wording, listed_actions, takes_text
-from rollgym.clients.audit.watch import Watch
-from rollgym.clients.checks.examples import example_replies
+from rollgym.clients.checks.declared import example_replies
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.errors import ProblemError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from statistics import median
 from typing import Any
 
 import gymnasium
@@ -12,7 +13,7 @@ import gymnasium
 from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.target import Target
 from rollgym.clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
-from rollgym.clients.measuring.metrics import seconds_out_of_line
+from rollgym.clients.measuring.metrics import Cost, MachineSpeed, seconds_out_of_line, unmeasured
 from rollgym.clients.protocol.spaces import UnicodeText
 
 _RESETS = 8
@@ -40,20 +41,24 @@ def check_costs(target: Target) -> Iterator[Finding]:
 def _resets(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
     check = f"a reset takes less than {LIMIT_S * 1e3:.0f} ms"
     env.reset(seed=0)  # loading happens once, and is not measured
-    clock = _clock(inline)
-    seconds, seed = max((_cost(clock, partial(env.reset, seed=seed)), seed) for seed in range(_RESETS))
-    said = f"{seconds * 1e3:.1f} ms at most, of {_RESETS} seeds"
-    if seconds < LIMIT_S:
+    clock, machine_speed = _clock(inline), MachineSpeed()
+    costs = [_cost(clock, partial(env.reset, seed=seed), machine_speed) for seed in range(_RESETS)]
+    seed = max(range(_RESETS), key=lambda seed: (costs[seed].undisturbed >= LIMIT_S, costs[seed].seconds))
+    worst = costs[seed]
+    said = f"{worst.seconds * 1e3:.1f} ms at most, of {_RESETS} seeds"
+    if worst.seconds < LIMIT_S:
         return Finding(check, Status.PASS, said)
     if not inline:
         return Finding(check, Status.PASS, f"{said}; it does not run inline, so nobody else waits")
-    return Finding(check, Status.FAIL, f"{seconds * 1e3:.0f} ms with seed {seed}", _REMEDY)
+    if worst.undisturbed < LIMIT_S:
+        return Finding(check, Status.SKIP, unmeasured(said, worst))
+    return Finding(check, Status.FAIL, f"{worst.seconds * 1e3:.0f} ms with seed {seed}", _REMEDY)
 
 
 def _long_replies(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
     check = f"a megabyte is read in less than {LIMIT_S * 1e3:.0f} ms"
-    clock, deadline = _clock(inline), time.monotonic() + _PATIENCE_S
-    slowest, tried = 0.0, 0
+    clock, machine_speed, deadline = _clock(inline), MachineSpeed(), time.monotonic() + _PATIENCE_S
+    slowest, tried, disturbed = 0.0, 0, ""
     env.reset(seed=0)
     for name, text in long_texts():
         if time.monotonic() > deadline:
@@ -61,11 +66,15 @@ def _long_replies(env: gymnasium.Env[Any, Any], inline: bool) -> Finding:
         tried += 1
         # From small to large: quadratic cost is found before it takes minutes.
         for size in SIZES:
-            seconds = _cost(clock, partial(_answered, env, text[:size]))
-            slowest = max(slowest, seconds)
-            if seconds >= LIMIT_S:
-                said = f"{size:,} characters of {name} take {seconds * 1e3:.0f} ms"
+            cost = _cost(clock, partial(_answered, env, text[:size]), machine_speed)
+            slowest = max(slowest, cost.seconds)
+            said = f"{size:,} characters of {name} take {cost.seconds * 1e3:.0f} ms"
+            if cost.undisturbed >= LIMIT_S:
                 return Finding(check, Status.FAIL if inline else Status.WARN, said, _READING_REMEDY)
+            if cost.seconds >= LIMIT_S:
+                disturbed = unmeasured(said, cost)
+    if disturbed:
+        return Finding(check, Status.SKIP, disturbed)
     return Finding(check, Status.PASS, f"{slowest * 1e3:.1f} ms at most, of {tried} texts")
 
 
@@ -91,14 +100,17 @@ def _clock(inline: bool) -> Clock:
     return seconds_out_of_line if inline else time.process_time
 
 
-def _cost(clock: Clock, act: Callable[[], Any]) -> float:
-    """Return the seconds that an act takes; if it is slow, the shortest of several runs."""
-    seconds = _once(clock, act)
+def _cost(clock: Clock, act: Callable[[], Any], machine_speed: MachineSpeed) -> Cost:
+    """Return how long an act takes; if it is slow, the shortest of several runs, and how slow the machine is."""
+    seconds, slowdowns = _once(clock, act), [1.0]
+    if seconds >= LIMIT_S:
+        slowdowns = [machine_speed.slowdown()]
     for _ in range(_REPEATS - 1):
         if not LIMIT_S <= seconds < BEYOND_CHANCE_S:
             break
         seconds = min(seconds, _once(clock, act))
-    return seconds
+        slowdowns.append(machine_speed.slowdown())
+    return Cost(seconds, median(slowdowns) if seconds >= LIMIT_S else 1.0)
 
 
 def _once(clock: Clock, act: Callable[[], Any]) -> float:

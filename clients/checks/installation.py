@@ -30,8 +30,13 @@ _CHILD_TIMEOUT_S = 60.0
 _SHOWN = 3
 
 
-def check_imports(home: Path = HOME) -> Iterator[Finding]:
-    """Compare the `rollgym` that a process in the working directory imports with the running one."""
+def check_imports(home: Path = HOME, path: list[str] | None = None) -> Iterator[Finding]:
+    """Compare the `rollgym` that a process in the working directory imports with the running one.
+
+    Args:
+        home: The package.
+        path: The path to search for its installation; `sys.path` if it is None.
+    """
     check = "import rollgym"
     found = subprocess.run(
         [sys.executable, "-c", _FIND], capture_output=True, text=True, timeout=_CHILD_TIMEOUT_S, check=False
@@ -50,8 +55,18 @@ def check_imports(home: Path = HOME) -> Iterator[Finding]:
         )
         return
     origin, places = spec
-    if _is_same(Path(places[0] if places else origin), home):
+    place = Path(places[0] if places else origin)
+    if _is_same(place, home):
         yield Finding(check, Status.PASS, str(home))
+        return
+    ours = _installed(distributions() if path is None else distributions(path=path))
+    if any(_is_same(place, tree / "rollgym") for each in ours if (tree := _copied_tree(each)) is not None):
+        yield Finding(
+            check,
+            Status.WARN,
+            f"a Python that is started in {Path.cwd()} uses this clone, and not what was installed of it in {home}",
+            "start it elsewhere, or install the clone with `pip install -e`",
+        )
         return
     yield Finding(
         check,
@@ -140,9 +155,19 @@ def _package(distribution: Distribution) -> Path:
 
 
 def _editable_tree(distribution: Distribution) -> Path | None:
+    """Return the folder that an editable installation uses."""
+    return _tree(distribution, editable=True)
+
+
+def _copied_tree(distribution: Distribution) -> Path | None:
+    """Return the folder that another one was copied from."""
+    return _tree(distribution, editable=False)
+
+
+def _tree(distribution: Distribution, *, editable: bool) -> Path | None:
     text = distribution.read_text("direct_url.json")
     origin = json.loads(text) if text else {}
-    if not origin.get("dir_info", {}).get("editable"):
+    if "dir_info" not in origin or bool(origin["dir_info"].get("editable")) is not editable:
         return None
     return Path(unquote(urlsplit(origin["url"]).path))
 

@@ -1,4 +1,4 @@
-"""Checks that need no server: the environment as a Gymnasium environment, and as one for language models."""
+"""Checks without a server: the environment as a Gymnasium environment, and as one for language models."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rollgym.clients.checks.trace import (
     first_difference,
     trace,
 )
-from rollgym.clients.process.python_module import python_module
+from rollgym.clients.process.modules import python_module
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
 
@@ -310,7 +310,8 @@ def check_kwargs(target: Target) -> Iterator[Finding]:
         return
     wrong = list(_schema_faults(kind, schema))
     if wrong:
-        yield Finding(check, Status.FAIL, "; ".join(wrong), "let schema and `__init__` name the same things")
+        remedy = "let schema and `__init__` name the same things, and the schema refuse all others"
+        yield Finding(check, Status.FAIL, "; ".join(wrong), remedy)
     else:
         properties = schema.get("properties", {})
         yield Finding(check, Status.PASS, ", ".join(properties) or "no kwargs")

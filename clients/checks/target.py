@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,7 @@ import gymnasium
 import orjson
 from gymnasium.envs.registration import registry
 
-from rollgym.clients.process.installed import installed_environments
-from rollgym.clients.process.module_paths import current_path
+from rollgym.clients.process.modules import current_path, installed_environments
 from rollgym.suggestions import did_you_mean
 from rollgym.user_code import misnamed, missing_attribute, missing_module
 
@@ -133,9 +133,16 @@ class Target:
         """Return the id in Gymnasium's registry; ours stand under our namespace there."""
         if (known := self._known_id()) is None:
             names = {name.removeprefix("rollgym/") for name in registry} | installed_environments().keys()
-            hint = did_you_mean(self.name, names) or "a class is named `module:Class`"
-            raise TargetError(f"there is no environment {self.name!r}; {hint}")
+            raise TargetError(f"there is no environment {self.name!r}; {self._likely_meant(names)}")
         return known
+
+    def _likely_meant(self, names: Iterable[str]) -> str:
+        """Return what to write: the id that is near, or the class of a module that was named without it."""
+        hint = did_you_mean(self.name, names)
+        module = self.name.removeprefix("./").removesuffix(".py")
+        if module.isidentifier() and PathFinder.find_spec(module) is not None:
+            return f"a class is named `{module}:Class`" + (f"; {hint}" if hint else "")
+        return hint or "a class is named `module:Class`"
 
     def _known_id(self) -> str | None:
         import_module("rollgym")  # registers ours

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
-from rollgym.clients.client.server_token import TOKEN_VARIABLE, server_token
 from rollgym.clients.net.caller import bearer_headers
-from rollgym.clients.net.transport import socket_url
+from rollgym.clients.net.connection import socket_url
 from rollgym.clients.process.local_server import LocalServer
+from rollgym.clients.protocol.addresses import TOKEN_VARIABLE, server_token
 from rollgym.clients.protocol.json_text import read_json
 
 CONNECT_TIMEOUT_S = 3.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from rollgym.clients.checks.conformance import run_checks
 from rollgym.clients.checks.report import print_report
-from rollgym.clients.checks.runner import run_checks
 from rollgym.clients.checks.target import Target, TargetError
 from rollgym.clients.cli.arguments import UsageError, add_kwargs_argument, parse_kwargs
 

@@ -34,10 +34,9 @@ from rollgym.clients.cli.arguments import (
 )
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.evaluation.chat import ChatModel, EndpointError
-from rollgym.clients.evaluation.episode import EvaluatedEpisode
 from rollgym.clients.evaluation.player import Evaluation, NotPlayableError, evaluate
 from rollgym.clients.evaluation.results_folder import ResultsFolder
-from rollgym.clients.evaluation.summary import Prices, Summary, summarise, summary_lines
+from rollgym.clients.evaluation.summary import EvaluatedEpisode, Prices, Summary, summarise, summary_lines
 from rollgym.clients.process.local_server import LocalServer
 from rollgym.clients.process.terminal import visible
 from rollgym.clients.protocol.errors import ProblemError

@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _environments(arguments: Sequence[str]) -> int:
     """Carry out the commands that talk to servers."""
     from rollgym.clients.cli.arguments import UsageError
-    from rollgym.clients.client.server_token import explain_refusal
+    from rollgym.clients.protocol.addresses import explain_refusal
     from rollgym.clients.protocol.arrays import DecodeError, EncodeError
     from rollgym.clients.protocol.errors import ProblemError
     from rollgym.extras import missing_extra
@@ -73,7 +73,7 @@ def client_parser() -> argparse.ArgumentParser:
         show,
         verify,
     )
-    from rollgym.clients.process.installed import add_version
+    from rollgym.clients.process.modules import add_version
     from rollgym.command_line import CommandParser
 
     parser = CommandParser(

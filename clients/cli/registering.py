@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from typing import Any, get_args
+from typing import Any
+from urllib.parse import quote
 
 import httpx
 
@@ -24,7 +26,8 @@ from rollgym.clients.protocol.addresses import server_parts
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.clients.protocol.frames import loads
-from rollgym.clients.protocol.messages import HeartbeatReply, RegisterReply, UpstreamProtocol
+from rollgym.clients.protocol.messages import HeartbeatReply, RegisterReply
+from rollgym.clients.protocol.upstream_protocols import ROLLGYM, UPSTREAM_PROTOCOLS
 
 _TIMEOUT_S = 120.0
 # A registration that is kept outlives a gateway or a server that is away for a while.
@@ -77,8 +80,7 @@ def run_register(options: argparse.Namespace) -> int:
             _keep(client, reply, lambda: _register(client, options, more), options.ttl_s)
             return 0
         print(reply.registration_id, flush=True)
-        ttl_s = _ttl_s(reply, options.ttl_s)
-        print(f"{reply.env_id} is offered at {options.gateway} for {ttl_s:.0f} s; --keep sends heartbeats")
+        _print_offer(reply, client, f"for {_ttl_s(reply, options.ttl_s):.0f} s; --keep sends heartbeats")
     return 0
 
 
@@ -131,6 +133,18 @@ def _tools_at(gateway: str, env_id: str) -> list[Finding]:
         return [Finding("an episode begins", Status.FAIL, str(problem))]
 
 
+def _print_offer(reply: RegisterReply, client: httpx.Client, how_long: str) -> None:
+    """Print where an environment is offered, and the commands that use it there."""
+    env_id, url = reply.env_id, str(client.base_url).rstrip("/")
+    named = f"{shlex.quote(env_id)} --url {url}"
+    print(f"{env_id} is offered at {url} {how_long}")
+    print(
+        f"next: `roll-env show {named}` shows what it is, `roll-env play {named}` plays it; "
+        f"in a browser: {url}/console#/play/{quote(env_id, safe='')}",
+        flush=True,
+    )
+
+
 def _ttl_s(reply: RegisterReply, asked_s: float | None) -> float:
     """Return how long a registration lives past its last heartbeat.
 
@@ -150,6 +164,7 @@ def _keep(
     try:
         # A reader of the id may interrupt this command at once.
         print(reply.registration_id, flush=True)
+        _print_offer(reply, client, "until this command is stopped")
         while True:
             pause_s = _AGAIN_S if trouble else _ttl_s(reply, asked_s) / 3
             time.sleep(min(max(1.0, pause_s), _LONGEST_PAUSE_S))
@@ -192,9 +207,11 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("server", metavar="URL", help="Base URL of the server that has it.")
     parser.add_argument(
         "--protocol",
-        choices=get_args(UpstreamProtocol),
-        default="rollgym",
-        help="What that server speaks (default rollgym).",
+        choices=UPSTREAM_PROTOCOLS,
+        metavar="PROTOCOL",
+        default=ROLLGYM.name,
+        # What is installed is looked through for this help, and where another name than ours is given.
+        help="What that server speaks: %(choices)s (default %(default)s).",
     )
     parser.add_argument("--upstream-env-id", help="What the environment is called there, if otherwise.")
     parser.add_argument(

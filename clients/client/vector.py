@@ -14,11 +14,17 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from rollgym.clients.client.answers import render_modes
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
-from rollgym.clients.client.env import RemoteEnv
-from rollgym.clients.client.operation import Operation
-from rollgym.clients.client.spec import RemoteSpec, remote_spec
-from rollgym.clients.client.waiting import wait_for_all
-from rollgym.clients.client.window import HUMAN, Window, checked_mode, offered_modes, tiled
+from rollgym.clients.client.env import (
+    HUMAN,
+    RemoteEnv,
+    RemoteSpec,
+    Window,
+    checked_mode,
+    offered_modes,
+    remote_spec,
+    tiled,
+)
+from rollgym.clients.client.operation import Operation, wait_for_all
 from rollgym.clients.process.background import BackgroundLoop
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED

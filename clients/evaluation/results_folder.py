@@ -11,8 +11,7 @@ from typing import IO, Any, Self
 
 import orjson
 
-from rollgym.clients.evaluation.episode import EvaluatedEpisode, EvaluatedTurn
-from rollgym.clients.evaluation.summary import Summary
+from rollgym.clients.evaluation.summary import EvaluatedEpisode, EvaluatedTurn, Summary
 from rollgym.clients.protocol.yaml_text import write_yaml
 
 CONFIG_FILE = "config.yaml"

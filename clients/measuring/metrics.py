@@ -1,13 +1,15 @@
-"""Numbers of a server's `/metrics`, and how long threads have waited for a processor."""
+"""Numbers of a server's `/metrics`, how long threads have waited for a processor, and how slow a machine is."""
 
 from __future__ import annotations
 
 import http.client
+import json
 import math
 import re
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,54 @@ def seconds_out_of_line() -> float:
         # Who stood in line between the two readings would have it counted to one end, and not to the other.
         if queued == before:
             return now - queued
+
+
+@dataclass(frozen=True)
+class Cost:
+    """How long something takes, as far as a busy machine lets that be known.
+
+    Attributes:
+        seconds: The least that was measured, without waiting for a processor.
+        slowdown: How much slower the machine was meanwhile than at its best.
+    """
+
+    seconds: float
+    slowdown: float = 1.0
+
+    @property
+    def undisturbed(self) -> float:
+        """How long it would have taken at the machine's best."""
+        return self.seconds / self.slowdown
+
+
+def unmeasured(said: str, cost: Cost) -> str:
+    """Say that a cost is not known, because the machine was too busy."""
+    return (
+        f"could not be measured: {said}, but the machine was {cost.slowdown:.1f} times slower than at its best; "
+        "measure again on an idle one"
+    )
+
+
+class MachineSpeed:
+    """Tells how much slower this machine computes than at its best.
+
+    Who has a processor may still share its core, caches and memory with others, and then takes several times as long.
+    """
+
+    _WORK = "<a> \n" * 50_000
+
+    def __init__(self) -> None:
+        self._best = math.inf
+        for _ in range(5):
+            self.slowdown()
+
+    def slowdown(self) -> float:
+        """Return how much longer the same work takes now than it took when it took least."""
+        begun = seconds_out_of_line()
+        json.loads(json.dumps(self._WORK))
+        taken = seconds_out_of_line() - begun
+        self._best = min(self._best, taken)
+        return taken / self._best
 
 
 def queued_by_metrics(url: str, token: str | None) -> float | None:

@@ -55,6 +55,7 @@ def mean_interval(values: list[float]) -> Interval:
     mean = sum(values) / count
     if count == 1:
         return Interval(mean, mean, mean)
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    # Not by `**`, which raises for the large ones.
+    variance = sum((value - mean) * (value - mean) for value in values) / (count - 1)
     half = Z_95 * math.sqrt(variance / count)
     return Interval(mean, mean - half, mean + half)

@@ -11,9 +11,8 @@ import secrets
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from rollgym.clients.net.connection import Connection, Reply
+from rollgym.clients.net.connection import MAX_MESSAGE_BYTES, Connection, ConnectionLost, Reply
 from rollgym.clients.net.pool import ConnectionPool, Timing
-from rollgym.clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 
 _GRACE_S = 30.0

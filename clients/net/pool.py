@@ -9,8 +9,13 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from rollgym.clients.net.connection import Connection
-from rollgym.clients.net.transport import MAX_MESSAGE_BYTES, ConnectionLost, open_socket, socket_url
+from rollgym.clients.net.connection import (
+    MAX_MESSAGE_BYTES,
+    Connection,
+    ConnectionLost,
+    open_socket,
+    socket_url,
+)
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.clients.protocol.frames import SUBPROTOCOLS
 

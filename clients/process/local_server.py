@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import IO, Self
 
-from rollgym.clients.process.python_module import python_module
+from rollgym.clients.process.modules import python_module
 
 _READY = re.compile(r"rollgym serving on (http\S+)")
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 30.0
 
 
@@ -82,7 +82,9 @@ class LocalServer:
             try:
                 line = lines.get(timeout=_START_TIMEOUT_S)
             except queue.Empty:
-                raise ConnectionError(f"the server did not get ready:\n{self.log}") from None
+                raise ConnectionError(
+                    f"the server was not ready within {_START_TIMEOUT_S:g} s:\n{self.log}"
+                ) from None
             if line is None:
                 raise ConnectionError(f"the server did not start:\n{self.log.strip()}")
             ready = _READY.search(line)

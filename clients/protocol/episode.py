@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model_validator
 
-from rollgym.clients.protocol.free_form import FreeFields, FreeValue
-from rollgym.clients.protocol.whole_numbers import NO_BOOLEAN, WHOLE
+from rollgym.clients.protocol.free_form import NO_BOOLEAN, WHOLE, FreeFields, FreeValue
 
 EPISODE_FORMAT = 1
 """The version of the portable episode's format that this package writes."""

@@ -1,13 +1,16 @@
-"""Free-form values of requests: anything in JSON whose integers are exact in every reader.
+"""Free-form values of requests: anything in JSON whose integers are exact in every reader; and whole numbers.
 
-Only the schema says so. Nothing is validated here: `decode_value` refuses invalid values, once their space is known.
+A whole number may be written as 3 or as 3.0: JSON Schema takes both for integers.
+
+Only the schema says that a value is free. Nothing is validated here: `decode_value` refuses invalid values, once their
+space is known.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Field, GetJsonSchemaHandler, TypeAdapter
+from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, TypeAdapter
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 from typing_extensions import TypeAliasType
@@ -57,3 +60,21 @@ FreeFields = dict[str, FreeValue]
 
 VerifyItem = Annotated[FreeFields, _WithText("response")]
 """A response, and the fields of the task that it answers."""
+
+
+def _as_integer(value: Any) -> Any:
+    return int(value) if type(value) is float and value.is_integer() else value
+
+
+WHOLE = BeforeValidator(_as_integer)
+"""Makes an integer of a float without a fraction, before a strict field validates it; booleans are unchanged."""
+
+
+def _no_boolean(value: Any) -> Any:
+    if type(value) is bool:
+        raise ValueError("a boolean is not a number")
+    return value
+
+
+NO_BOOLEAN = BeforeValidator(_no_boolean)
+"""Refuses booleans for a field of several allowed numbers: to Python, true is 1."""

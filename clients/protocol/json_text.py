@@ -40,7 +40,7 @@ def read_json(data: bytes | str) -> Any:
 
 
 def read_shallow_json(data: bytes | str) -> Any:
-    """Read a value of JSON exactly that somebody walks through afterwards.
+    """Read a value of JSON exactly that the caller walks through afterwards.
 
     Raises:
         orjson.JSONDecodeError: It is no JSON, or nested deeper than `DEEPEST`.

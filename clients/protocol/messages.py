@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.episode import PortableEpisode
-from rollgym.clients.protocol.free_form import FreeFields, FreeValue, VerifyItem
-from rollgym.clients.protocol.whole_numbers import WHOLE
+from rollgym.clients.protocol.free_form import WHOLE, FreeFields, FreeValue, VerifyItem
+from rollgym.clients.protocol.upstream_protocols import ROLLGYM, ProtocolName
 
 IDENTIFIER = r"^[A-Za-z0-9._-]{1,128}$"
 """The pattern of environment, session and registration ids."""
@@ -28,7 +28,6 @@ Gateways = Annotated[
 ]
 _LINGERS = "Whether a session made on a socket ends some time after its last socket dropped."
 Index = Annotated[int, Field(ge=0, strict=True), WHOLE]
-UpstreamProtocol = Literal["rollgym", "openenv", "gem", "http"]
 
 
 class Request(BaseModel):
@@ -124,7 +123,7 @@ class RegisterRequest(Request):
 
     env_id: Identifier = Field(description="What it is called at the gateway.")
     url: str = Field(min_length=1, max_length=2048, description="Base URL of the server that has it.")
-    protocol: UpstreamProtocol = Field(description="What that server speaks.")
+    protocol: ProtocolName = Field(description="What that server speaks.")
     upstream_env_id: str | None = Field(
         default=None,
         min_length=1,
@@ -168,7 +167,7 @@ class AnnounceRequest(Request):
     """Register the environments of a server, and say of those that are registered that it is still there."""
 
     url: str = Field(min_length=1, max_length=2048, description="Base URL of the server.")
-    protocol: UpstreamProtocol = Field(default="rollgym", description="What that server speaks.")
+    protocol: ProtocolName = Field(default=ROLLGYM.name, description="What that server speaks.")
     envs: list[AnnouncedEnvironment] = Field(min_length=1, max_length=1024, fail_fast=True)
     token: str | None = Field(
         default=None, max_length=4096, pattern=r"^[!-~]+$", description="Bearer token for that server."

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-CALL_FORMATS = ("hermes", "qwen-xml", "openai", "llama", "mistral", "python", "tags")
-"""The formats of calls that an environment may name in `info["call_format"]`."""
 DEFAULT_CALL_FORMAT = "hermes"
 """The format of an environment that names none."""
 
@@ -47,30 +45,6 @@ class ToolDeclaration:
             "parameters": dict(self.parameters),
         }
         return {"type": "function", "function": function}
-
-
-def declared_tools(info: Mapping[str, Any]) -> list[ToolDeclaration]:
-    """Return the tools that an environment declares at a reset.
-
-    Declarations without a name are left out, and so are all if the environment reads calls in a format that is not in
-    `CALL_FORMATS`.
-
-    Args:
-        info: The `info` of a reset.
-    """
-    tools = info.get("tools")
-    if call_format_of(info) not in CALL_FORMATS or not isinstance(tools, Sequence) or isinstance(tools, str):
-        return []
-    found: dict[str, ToolDeclaration] = {}
-    for tool in tools:
-        function = tool.get("function", tool) if isinstance(tool, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
-            continue
-        parameters = function.get("parameters")
-        if not isinstance(parameters, Mapping):
-            parameters = {"type": "object", "properties": {}}
-        found[name] = ToolDeclaration(name, str(function.get("description") or ""), parameters)
-    return list(found.values())
 
 
 def call_format_of(info: Mapping[str, Any]) -> str:

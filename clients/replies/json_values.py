@@ -23,7 +23,7 @@ class CallFault(ValueError):  # noqa: N818 - the field says malformed call, and 
 
 
 def shown(text: str) -> str:
-    """Return a text for a message, cut where it is long."""
+    """Return a text for a message, cut if it is long."""
     return repr(text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}...")
 
 
@@ -62,7 +62,7 @@ def parse_json(text: str, *, strict: bool = True) -> Any:
 
 
 def json_end(text: str, begin: int) -> int | None:
-    """Return where the JSON object or list ends that stands behind blanks at a place; None where none does.
+    """Return where the JSON object or list ends that stands behind blanks at a place; None otherwise.
 
     What is in its texts ends nothing.
     """
@@ -76,7 +76,7 @@ def json_end(text: str, begin: int) -> int | None:
 
 
 def behind_blanks(text: str, begin: int) -> int:
-    """Return the first place that is no blank of JSON."""
+    """Return the first place that is not a blank of JSON."""
     blanks = _BLANKS.match(text, begin)
     return begin if blanks is None else blanks.end()
 
@@ -117,7 +117,7 @@ def as_json(value: Any) -> str:
     """Write JSON as models do: with blanks after commas and colons, and all characters as they are.
 
     Raises:
-        TypeError: It holds what JSON has no form for, such as a key that is no text.
+        TypeError: It holds what JSON has no form for, such as a key that is not text.
         ValueError: It holds a number or a character that JSON has no form for, or is nested too deeply.
     """
     _require_json(value)

@@ -82,7 +82,7 @@ class Box:
 
     Attributes:
         start: Where its command begins.
-        end: Where it ends, its closing brace included.
+        end: Its end, behind its closing brace.
         depth: In how many other boxes it stands.
     """
 
@@ -95,7 +95,7 @@ class Box:
     @property
     def content(self) -> str:
         """What stands in it, without its braces."""
-        # Cut out only where it is looked at: the contents of boxes within boxes are as long as all of them together.
+        # Cut out only when asked for: the contents of boxes within boxes are as long as all of them together.
         return self._text[slice(*self._inside)]
 
 

@@ -207,8 +207,8 @@ def _quotations(text: str, begin: int, end: int, most: int) -> tuple[list[Span],
 
     Args:
         text: Where the line stands.
-        begin: Where it begins.
-        end: Where it ends.
+        begin: Its first place.
+        end: The place behind it.
         most: How many marks are looked at.
     """
     found: list[Span] = []

@@ -7,7 +7,7 @@ tags. Tags that stand elsewhere are text: in a fence of code, in quotation marks
 a call of a tool, in the middle of what is said. So a program that prints `</think>` and an argument that holds
 `<think>` stay whole.
 
-Who knows the prompt need not guess: `split_thinking` is told whether the prompt has opened the thinking.
+Who knows the prompt need not guess: `split_thinking` takes whether the prompt has opened the thinking.
 """
 
 import re
@@ -38,17 +38,15 @@ _SENTENCE_GOES_ON = re.compile(r"[ \t]++\w|[.,;:!?)](?:\s|\Z)")
 
 
 def strip_thinking(reply: str, longest: int = LONGEST) -> str:
-    """Return what a reply says outside its thinking; of what goes on for pages, the end.
+    """Return what a reply says outside its thinking; the end of it if it is pages long.
 
     Args:
         reply: All of it.
         longest: How many characters are returned at most.
     """
-    if "<" not in reply:
+    if "<" not in reply or _TAG.search(reply) is None:
         return reply[-longest:]
     reader = _Reader(reply)
-    if not reader.has_tags:
-        return reply[-longest:]
     begin, opened = 0, _OPENS_WITH.match(reply)
     if opened is not None:
         begin = reader.behind_opened(opened.end())
@@ -56,7 +54,7 @@ def strip_thinking(reply: str, longest: int = LONGEST) -> str:
 
 
 def split_thinking(text: str, *, begun: bool) -> tuple[str | None, str]:
-    """Return what a reply thinks, None where it does not, and what it says.
+    """Return what a reply thinks, None if it does not, and what it says.
 
     Args:
         text: The reply.
@@ -117,7 +115,6 @@ class _Reader:
     """Finds where thinking ends.
 
     Attributes:
-        has_tags: Whether there is any tag of thinking.
         thought_until: Where the closing tag begins that was found last.
     """
 
@@ -129,7 +126,6 @@ class _Reader:
         self._quoted_until = min(len(reply), self._tags[-1].end() + _AHEAD) if self._tags else 0
         if len(self._tags) == _MOST_TAGS and (last := _last_closing(reply, self._tags[-1].end())) is not None:
             self._tags.append(last)
-        self.has_tags = bool(self._tags)
         self._starts = [tag.start() for tag in self._tags]
         self._pairs: _Pairs | None = None
         self._is_first = True
@@ -174,7 +170,7 @@ class _Reader:
         return self._tags[bisect_left(self._starts, begin) :]
 
     def _closing(self, begin: int) -> re.Match[str] | None:
-        """Return the tag that closes thinking which begins at a place; None where it was cut off."""
+        """Return the tag that closes thinking which begins at a place; None if it was cut off."""
         index = bisect_left(self._starts, begin)
         if index == len(self._tags):
             return None

@@ -15,8 +15,8 @@ from tokenize import generate_tokens
 
 from gymnasium.envs.registration import registry
 
-from rollgym.clients.process.installed import installed_environments
-from rollgym.clients.scaffold.templates import rendered, template_texts
+from rollgym.clients.process.modules import installed_environments
+from rollgym.clients.scaffold.folder import rendered, template_texts
 
 KINDS: Mapping[str, str] = {
     "game": "text in, text out: a gymnasium.Env",

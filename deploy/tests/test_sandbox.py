@@ -10,7 +10,7 @@ from deploy.tests.fleet import Fleet
 # As an environment on a node does.
 RUN = """
 import json, sys
-from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.base import Program
 from rollgym.sandbox.selection import open_sandbox
 sandbox = open_sandbox("remote:http://sandbox:8000?token_file=/run/tokens/sandbox")
 result = sandbox.run(Program(sys.argv[1], sys.argv[2]))

@@ -3,7 +3,7 @@
 from typing import Any
 
 from rollgym.env_server.access.tokens import Caller
-from rollgym.env_server.telemetry.logs import CURRENT_TRACE
+from rollgym.env_server.common.logs import CURRENT_TRACE
 
 
 class Context:

@@ -1,1 +1,1 @@
-"""The environments that a server has, and what a client may ask of each; every room from `journal` up enters."""
+"""The environments that a server has, and what a client may ask of each; every room from `sessions` up enters."""

@@ -1,6 +1,6 @@
 """The kwargs that a client may set."""
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -93,11 +93,8 @@ class KwargsRules:
         except TooMuchWorkError as error:
             errors.append({"field": "kwargs", "reason": f"the schema cannot be followed for these: {error}"})
         if errors:
-            raise ProblemError(
-                "invalid_kwargs",
-                f"{self._env_id} refuses {errors[0]['field']}: {errors[0]['reason']}",
-                errors=errors[:_MAX_ERRORS],
-            )
+            del errors[_MAX_ERRORS:]
+            raise ProblemError("invalid_kwargs", f"{self._env_id} refuses {_joined(errors)}", errors=errors)
 
 
 def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
@@ -110,6 +107,14 @@ def _told(misfit: Any, reserved: Set[str]) -> Iterator[dict[str, str]]:
     for name in misfit.instance:
         if name not in named and (len(path) > 1 or name not in reserved):
             yield {"field": ".".join([*path, name])[:_MAX_REASON], "reason": _unknown(name, named)}
+
+
+def _joined(errors: Iterable[Mapping[str, str]]) -> str:
+    """All violations in one text; a reason that several fields share is given once."""
+    fields: dict[str, list[str]] = {}
+    for error in errors:
+        fields.setdefault(error["reason"], []).append(error["field"])
+    return "; ".join(f"{', '.join(refused)}: {reason}" for reason, refused in fields.items())
 
 
 def _unknown(name: str, named: Mapping[str, Any]) -> str:

@@ -1,1 +1,1 @@
-"""What every room uses: the settings, and small parts that know nothing of the server; all enter."""
+"""What every room uses: settings, requests, the event loop, and what is counted and logged; all rooms enter."""

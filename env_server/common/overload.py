@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import perf_counter
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.env_server.common.admissions import Admissions
+from rollgym.env_server.common.event_loop import Admissions
 
 _BEAT_S = 0.05
 # A read of this many bytes may have left some in the kernel.
@@ -35,25 +35,28 @@ class QueueDelay:
     Args:
         limit_s: How long a request may wait, in seconds: after half of it the request is late, and late requests are
             refused once the queue has been late for the other half.
+
+    Attributes:
+        late_since: Since when the queue has been late; None if it is not.
     """
 
-    __slots__ = ("_half", "_late_since", "_seen_at")
+    __slots__ = ("_half", "_seen_at", "late_since")
 
     def __init__(self, limit_s: float) -> None:
         self._half = limit_s / 2
-        self._late_since: float | None = None
+        self.late_since: float | None = None
         self._seen_at = 0.0
 
     def is_late(self, waited_s: float, now: float) -> bool:
         """Whether a request that has waited this long must be refused now."""
         if waited_s < self._half:
-            self._late_since = None
+            self.late_since = None
             return False
         # What came long after everything before it was done is the begin of another queue.
-        if self._late_since is None or now - waited_s - self._seen_at > self._half:
-            self._late_since = now
+        if self.late_since is None or now - waited_s - self._seen_at > self._half:
+            self.late_since = now
         self._seen_at = now
-        return now - self._late_since >= self._half
+        return now - self.late_since >= self._half
 
 
 class Overload:
@@ -105,7 +108,10 @@ class Overload:
             came: When it was read, if that was before.
         """
         now = perf_counter()
-        waited = now - (self.looked_at if came is None else min(came, self.looked_at))
+        waited = now - (self.looked_at if came is None or came > self.looked_at else came)
+        if waited < self.late_s and self._requests.late_since is None:
+            # Without load, every request ends here.
+            return 0.0
         is_late = self._requests.is_late(waited, now) or self._is_behind
         return waited if waited >= self.late_s and self.is_queue() and is_late else 0.0
 

@@ -1,1 +1,1 @@
-"""A gateway: a server whose environments are on others, which registered; `operations` and `process` enter."""
+"""What is elsewhere: servers that registered, their sessions, and processes beside this one; `operations` enters."""

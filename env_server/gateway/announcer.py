@@ -14,7 +14,7 @@ from rollgym.clients.protocol.errors import RETRY_LATER
 from rollgym.clients.protocol.messages import AnnounceAnswer, AnnounceReply
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.gateway.registry import DEFAULT_TTL_S
-from rollgym.env_server.gateway.upstream.connections import connect
+from rollgym.env_server.gateway.upstream.http_client import connect
 
 _BEAT_S = DEFAULT_TTL_S / 4
 _PENDING_S = 0.5
@@ -185,7 +185,7 @@ class Announcer:
                 trouble = str(error) or type(error).__name__
                 if trouble != told:
                     _log.warning("cannot register with %s, trying on: %s", gateway.url, trouble)
-                    if not isinstance(error, httpx.HTTPError | SaysNo):
+                    if not isinstance(error, httpx.HTTPError | CallRefused):
                         _log.error("announcing failed inside the server", exc_info=error)
                 told = trouble
                 await asyncio.sleep(pause_s(patience, error))
@@ -220,7 +220,7 @@ class Announcer:
             await self._client.delete(path, timeout=_LEAVE_S)
 
 
-class SaysNo(Exception):  # noqa: N818 - never leaves the announcer
+class CallRefused(Exception):  # noqa: N818 - never leaves the announcer
     """The gateway does not take the call.
 
     Attributes:
@@ -234,7 +234,7 @@ class SaysNo(Exception):  # noqa: N818 - never leaves the announcer
 
 def pause_s(patience: Patience, error: Exception) -> float:
     """How long a gateway that did not take a call is left alone; one that is starting is as good as away."""
-    if not isinstance(error, SaysNo):
+    if not isinstance(error, CallRefused):
         return patience.pause_s(_AWAY if isinstance(error, httpx.HTTPError) else _SAYS_NO, {})
     is_starting = error.problem.get("code") == "draining"
     return patience.pause_s(_AWAY if is_starting else _SAYS_NO, error.problem)
@@ -252,16 +252,16 @@ def _reply(answer: httpx.Response) -> AnnounceReply:
     """Read the answer of a gateway.
 
     Raises:
-        SaysNo: It is a problem, or nothing that a gateway would say.
+        CallRefused: It is a problem, or nothing that a gateway would say.
     """
     try:
         body = answer.json()
         if answer.status_code == 200:
             return AnnounceReply.model_validate(body)
     except (ValueError, ValidationError) as error:
-        raise SaysNo(f"it is no gateway of this version (status {answer.status_code})", {}) from error
+        raise CallRefused(f"it is no gateway of this version (status {answer.status_code})", {}) from error
     problem = body if isinstance(body, dict) else {}
-    raise SaysNo(str(problem.get("detail", answer.status_code)), problem)
+    raise CallRefused(str(problem.get("detail", answer.status_code)), problem)
 
 
 def _read_token(path: Any) -> str:

@@ -1,14 +1,19 @@
-"""The entries that gateways write to and read from their shared journal, as plain data."""
+"""The entries that gateways write to and read from their shared journal, as plain data.
 
+Each is sealed by a checksum over its content and its place: its session, episode and index. An entry that is damaged,
+or is at another entry's place, is not read.
+"""
+
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgpack
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.event_loop import in_slices
-from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.sessions.journal import EndReason
 
 Arguments = tuple[Any, ...]
 """The arguments of the journal's script for one session."""
@@ -16,17 +21,22 @@ Arguments = tuple[Any, ...]
 LEASE_S = 6.0
 """A gateway that moves a session and dies keeps the others waiting for no longer than this."""
 
+ENDED = "ended:"
+"""The result of a write to a session that has ended begins with it; the reason follows."""
+
 _RETRY_AFTER_S = 1
 _AWAY = "the journal that the gateways share cannot be used at present"
+_ADVICE = "whether the step was taken is not known: name its episode and step, and ask again"
 _pack = msgpack.Packer(use_bin_type=True).pack
+# Nothing in MessagePack begins with it: what begins otherwise was written by a release that had no checksums.
+_SEALED = b"\xc1"
+_SEAL_BYTES = 5
 
 
 def not_known(trouble: Exception | str) -> ProblemError:
     """The problem that a step may have been taken, which only one that names its place can find out."""
-    return ProblemError(
-        "upstream_error",
-        f"{trouble}; whether the step was taken is not known: name its episode and step, and ask again",
-    )
+    detail = str(trouble)
+    return ProblemError("upstream_error", detail if detail.endswith(_ADVICE) else f"{detail}; {_ADVICE}")
 
 
 class JournalAway(Exception):  # noqa: N818 - the name says what happened
@@ -45,6 +55,27 @@ class Unreadable(Exception):  # noqa: N818 - the name says what happened
     """The journal's data of a session is damaged."""
 
 
+class DamagedEntryError(ValueError):
+    """An entry is not what was written at its place."""
+
+
+def _sealed(content: bytes, *place: object) -> bytes:
+    return b"".join((_SEALED, _checksum(content, place), content))
+
+
+def _unsealed(entry: bytes, *place: object) -> bytes:
+    if entry[:1] != _SEALED:
+        return entry
+    content = entry[_SEAL_BYTES:]
+    if entry[1:_SEAL_BYTES] != _checksum(content, place):
+        raise DamagedEntryError("its checksum is another one")
+    return content
+
+
+def _checksum(content: bytes, place: tuple[object, ...]) -> bytes:
+    return zlib.crc32(content, zlib.crc32(repr(place).encode())).to_bytes(4, "big")
+
+
 class Head(NamedTuple):
     """How an episode began.
 
@@ -60,15 +91,22 @@ class Head(NamedTuple):
     reset_digest: str
     reseeds: list[tuple[int, int]]
 
-    def pack(self) -> bytes:
+    def pack(self, session_id: str, episode: int) -> bytes:
         """As the journal has it."""
-        return cast(bytes, _pack(tuple(self)))
+        return _sealed(_pack(tuple(self)), session_id, episode)
 
     @classmethod
-    def read(cls, content: bytes) -> "Head | None":
-        """Unpack a head; None before the first episode."""
-        if not content:
+    def read(cls, entry: bytes | None, session_id: str, episode: int) -> "Head | None":
+        """Unpack a head; None before the first episode.
+
+        Raises:
+            DamagedEntryError: It is not that episode's.
+        """
+        if not entry:
+            if episode >= 0:
+                raise DamagedEntryError("it does not say how the episode began")
             return None
+        content = _unsealed(entry, session_id, episode)
         seed, options, reset_digest, reseeds = msgpack.unpackb(content, strict_map_key=False)
         return cls(seed, options, reset_digest, [(steps, seed) for steps, seed in reseeds])
 
@@ -84,13 +122,18 @@ class Step(NamedTuple):
     action: Any
     digest: str
 
-    def pack(self) -> bytes:
+    def pack(self, session_id: str, episode: int, index: int) -> bytes:
         """As the journal has it."""
-        return cast(bytes, _pack((self.action, bytes.fromhex(self.digest))))
+        return _sealed(_pack((self.action, bytes.fromhex(self.digest))), session_id, episode, index)
 
     @classmethod
-    def read(cls, content: bytes) -> "Step":
-        """Unpack a step that `pack` has packed."""
+    def read(cls, entry: bytes, session_id: str, episode: int, index: int) -> "Step":
+        """Unpack a step that `pack` has packed.
+
+        Raises:
+            DamagedEntryError: It is not the step at that place.
+        """
+        content = _unsealed(entry, session_id, episode, index)
         action, digest = msgpack.unpackb(content, strict_map_key=False)
         return cls(action, digest.hex())
 
@@ -112,13 +155,18 @@ class About(NamedTuple):
     idle_timeout_s: float
     spaces: tuple[dict[str, Any], dict[str, Any]] | None
 
-    def pack(self) -> bytes:
+    def pack(self, session_id: str) -> bytes:
         """As the journal has it."""
-        return cast(bytes, _pack(tuple(self)))
+        return _sealed(_pack(tuple(self)), session_id)
 
     @classmethod
-    def read(cls, content: bytes) -> "About":
-        """Unpack the facts that `pack` has packed."""
+    def read(cls, entry: bytes, session_id: str) -> "About":
+        """Unpack the facts that `pack` has packed.
+
+        Raises:
+            DamagedEntryError: They are not that session's.
+        """
+        content = _unsealed(entry, session_id)
         env_id, env_version, kwargs, idle_timeout_s, spaces = msgpack.unpackb(content, strict_map_key=False)
         return cls(
             env_id, env_version, kwargs, idle_timeout_s, None if spaces is None else (spaces[0], spaces[1])
@@ -140,6 +188,8 @@ class SharedSession:
         over: Whether its last step terminated, and whether it truncated it.
         ended: Why the session has ended, if it has.
         moving_s: How many seconds another gateway still has to move it; None if none moves it.
+        answered: The episode and step that a gateway has answered, if the journal had less when that reported it; else
+            (-1, 0).
     """
 
     about: About
@@ -152,6 +202,12 @@ class SharedSession:
     over: tuple[bool, bool]
     ended: EndReason | None
     moving_s: float | None
+    answered: tuple[int, int] = (-1, 0)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Its present episode, and the number of steps in it."""
+        return self.episode, self.steps
 
 
 class Claim(NamedTuple):
@@ -204,7 +260,8 @@ class Write(NamedTuple):
         arguments: The arguments of the script.
         done: Called with `ok`, or with why it was not written: `missing`, `ended:REASON`, `fenced` and `moving` (it has
             moved to another node, or is about to), `gap` (earlier steps are unknown), `behind` (the node has less than
-            was answered, or something else), `away: REASON`.
+            was answered, or something else), `taken` (the step at this place is another one with the same action),
+            `unsure` (whose it is, is not known any more), `away: REASON`.
     """
 
     session_id: str
@@ -217,41 +274,67 @@ def check(generation: int) -> Arguments:
     return "check", generation
 
 
-def begun(generation: int, episode: int, head: Head) -> Arguments:
+def begun(session_id: str, generation: int, episode: int, head: Head) -> Arguments:
     """The entry that an episode began."""
-    return "begin", generation, episode, head.pack()
+    return "begin", generation, episode, head.pack(session_id, episode)
 
 
-def stepped(generation: int, episode: int, index: int, step: Step, over: tuple[bool, bool]) -> Arguments:
-    """The entry that a step was taken."""
-    return "step", generation, episode, index, step.pack(), flags(over)
+def stepped(
+    session_id: str,
+    generation: int,
+    episode: int,
+    index: int,
+    step: Step,
+    over: tuple[bool, bool],
+    claim: str = "",
+) -> Arguments:
+    """The entry that a step was taken; see `InFlight.claim`."""
+    return "step", generation, episode, index, step.pack(session_id, episode, index), flags(over), claim
 
 
-def stepped_on(generation: int, episode: int, index: int, step: Step, following: Head) -> Arguments:
-    """The entry that a step was taken which began the next episode in the same call."""
-    return "last", generation, episode, index, step.pack(), following.pack()
+def stepped_on(
+    session_id: str, generation: int, episode: int, index: int, step: Step, following: Head, claim: str = ""
+) -> Arguments:
+    """The entry that a step was taken which began the next episode in the same call; see `InFlight.claim`."""
+    packed = step.pack(session_id, episode, index)
+    return "last", generation, episode, index, packed, following.pack(session_id, episode + 1), claim
 
 
 def whole(
-    generation: int, episode: int, head: Head, over: tuple[bool, bool], packed: Sequence[bytes]
+    session_id: str,
+    generation: int,
+    episode: int,
+    head: Head,
+    over: tuple[bool, bool],
+    packed: Sequence[bytes],
 ) -> Arguments:
     """All of an episode, as its node has it; its steps are packed."""
-    return "episode", generation, episode, flags(over), head.pack(), len(packed), *packed
+    return "episode", generation, episode, flags(over), head.pack(session_id, episode), len(packed), *packed
 
 
-async def packed_steps(actions: Sequence[Any], digests: Sequence[str]) -> list[bytes]:
+async def packed_steps(
+    session_id: str, episode: int, actions: Sequence[Any], digests: Sequence[str]
+) -> list[bytes]:
     """Steps as the journal has them, packed in slices of the event loop's time.
 
     Args:
+        session_id: Their session.
+        episode: Their episode.
         actions: Their actions in JSON's encoding.
         digests: One for each.
     """
-    return await in_slices(lambda at: Step(actions[at], digests[at]).pack(), range(len(actions)))
+    return await in_slices(
+        lambda at: Step(actions[at], digests[at]).pack(session_id, episode, at), range(len(actions))
+    )
 
 
-async def read_steps(packed: Sequence[bytes]) -> list[Step]:
-    """Steps that were packed, read in slices of the event loop's time."""
-    return await in_slices(Step.read, packed)
+async def read_steps(session_id: str, episode: int, packed: Sequence[bytes]) -> list[Step]:
+    """Steps that were packed, read in slices of the event loop's time.
+
+    Raises:
+        DamagedEntryError: One of them is not the step at its place.
+    """
+    return await in_slices(lambda at: Step.read(packed[at], session_id, episode, at), range(len(packed)))
 
 
 def place_after(arguments: Arguments) -> tuple[int, int]:

@@ -1,33 +1,38 @@
-"""The handlers of register, heartbeat and unregister; they refuse a gateway behind itself."""
+"""The handlers of register, announce, heartbeat and unregister; they refuse a gateway behind itself.
+
+A server announces its environments in one call, which is its heartbeat, too.
+"""
 
 import asyncio
 import logging
 import re
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import IDENTIFIER, HeartbeatRequest, RegisterRequest
+from rollgym.clients.protocol.messages import (
+    IDENTIFIER,
+    AnnouncedEnvironment,
+    AnnounceRequest,
+    HeartbeatRequest,
+    RegisterRequest,
+)
+from rollgym.clients.protocol.upstream_protocols import OPTIONAL_FIELDS, OURS, UpstreamProtocol
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import Caller
-from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.catalog.kwargs_rules import KwargsRules
+from rollgym.env_server.common.requests import as_problem, invalid, refuse_fields, requested
 from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
-from rollgym.env_server.gateway.upstream.base import Upstream
-from rollgym.env_server.gateway.upstream.gem import GemUpstream
-from rollgym.env_server.gateway.upstream.http import HttpUpstream
-from rollgym.env_server.gateway.upstream.http_client import TargetLimits
+from rollgym.env_server.gateway.upstream.base import Endpoint
 from rollgym.env_server.gateway.upstream.node import Node, Nodes
-from rollgym.env_server.gateway.upstream.openenv import OpenEnvUpstream
 from rollgym.env_server.gateway.upstream.probe import Check, probe
-from rollgym.env_server.gateway.upstream.rollgym import RollgymUpstream
-from rollgym.env_server.gateway.upstream.targets import Target, TargetRules
-from rollgym.env_server.messages.validation import invalid, refuse_fields, requested
+from rollgym.env_server.gateway.upstream.speaking import SpokenProtocols
+from rollgym.env_server.gateway.upstream.targets import Target, TargetLimits, TargetRules
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.workers.base import EnvSource
 
@@ -35,7 +40,15 @@ _ID_BYTES = 8
 _ANSWER_S = 5.0
 _LONGEST_TTL_S = 3600.0
 _FULL_RETRY_S = 5
-_Connect = Callable[[RegisterRequest, Target], Upstream]
+# A probe unfinished by then is answered as pending; the server repeats its announcement, with heartbeats for the
+# others.
+_ANSWER_WITHIN_S = 10.0
+# Probes of one call at a time: they run environments of the server that has just been started.
+_PROBES = 4
+# How long the result of a probe is kept, for a server that did not wait for it.
+_KEPT_S = 60.0
+
+_Key = tuple[str, tuple[str, str, str]]
 
 _log = logging.getLogger(__name__)
 
@@ -128,23 +141,12 @@ class Registering:
         self._rules = TargetRules(settings.allow_network)
         self._limits = TargetLimits(settings.max_reply_bytes, settings.max_upstream_connections)
         self._looking_at: Counter[str] = Counter()
-        self._connect: Mapping[Literal["http", "openenv", "gem"], _Connect] = {
-            "http": self._connect_http,
-            "openenv": self._connect_openenv,
-            "gem": self._connect_gem,
-        }
+        self._protocols = SpokenProtocols()
 
     async def register(self, context: Context, fields: Mapping[str, Any]) -> Reply:
         """Add an environment of another server."""
         request = requested(RegisterRequest, fields)
-        named = request.upstream_env_id
-        if named is not None and request.protocol != "gem" and re.fullmatch(IDENTIFIER, named) is None:
-            raise invalid(
-                "upstream_env_id", f"it must match {IDENTIFIER}; names of the protocol gem need not"
-            )
-        for name in ("action_field", "observation_field"):
-            if getattr(request, name) is not None and request.protocol != "openenv":
-                raise invalid(name, "only registrations of the protocol openenv have it")
+        _refuse_misfit(request, (await self._protocols.find(request.protocol)).protocol)
         target = await self.check(request.url, request.ttl_s)
         registration, report = await self.take(context.caller, request, target)
         return {
@@ -208,26 +210,24 @@ class Registering:
     async def _take(
         self, caller: Caller, request: RegisterRequest, target: Target, *, probed: bool
     ) -> tuple[Registration, list[Check]]:
-        node: Node | None = None
-        if request.protocol == "rollgym":
-            node = self._nodes.take(target, request.token, caller.name)
-            upstream: Upstream = RollgymUpstream(node, request.upstream_env_id or request.env_id)
-        else:
-            upstream = self._connect[request.protocol](request, target)
+        spoken = await self._protocols.find(request.protocol)
+        endpoint = Endpoint(target, request, caller.name, self._limits, self._nodes)
+        upstream = spoken.upstream.connect(endpoint)
+        node = upstream.node
         try:
             if node is not None:
                 await self._lineage.refuse_circle(node)
             spec, report = await probe(upstream, spec_only=probed)
             # Others may have registered during the probe.
             self._refuse_local(request.env_id)
-            self._registry.check_spec(request.env_id, request.protocol, spec)
+            self._registry.check_spec(request.env_id, spec, passed_on=node is not None)
             registration = self._registry.add(
                 Registration(
                     env_id=request.env_id,
                     owner=caller.name,
                     protocol=request.protocol,
                     target=target,
-                    upstream_env_id=request.upstream_env_id or request.env_id,
+                    upstream_env_id=endpoint.env_id,
                     description=request.description or spec.description,
                     spec=spec,
                     upstream=upstream,
@@ -288,22 +288,6 @@ class Registering:
         if entry is not None and entry.replicas is None:
             raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
 
-    def _connect_http(self, request: RegisterRequest, target: Target) -> Upstream:
-        return HttpUpstream(target, request.token, self._limits)
-
-    def _connect_openenv(self, request: RegisterRequest, target: Target) -> Upstream:
-        return OpenEnvUpstream(
-            target,
-            request.token,
-            self._limits,
-            action_field=request.action_field,
-            observation_field=request.observation_field,
-        )
-
-    def _connect_gem(self, request: RegisterRequest, target: Target) -> Upstream:
-        env_id = request.upstream_env_id or request.env_id
-        return GemUpstream(target, env_id, request.token, self._limits)
-
 
 def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:
     """The catalog's entry for an environment of registered servers."""
@@ -326,7 +310,151 @@ def catalog_entry(registration: Registration, registry: Registry, settings: Sett
         max_episode_steps=spec.max_episode_steps,
         deterministic=spec.deterministic,
         replicas=lambda: registry.replicas(env_id),
-        relayed=registration.protocol == "rollgym",
+        relayed=registration.relay is not None,
         action_space=spec.action_space,
         observation_space=spec.observation_space,
     )
+
+
+class Announcements:
+    """Registers many environments of one server at once, each by itself: a failure of one does not affect the others.
+
+    Args:
+        registering: Takes one environment.
+        registry: The registrations.
+    """
+
+    def __init__(self, registering: Registering, registry: Registry) -> None:
+        self._registering = registering
+        self._registry = registry
+        self._probes: dict[_Key, asyncio.Task[Registration]] = {}
+
+    async def announce(self, context: Context, fields: Mapping[str, Any]) -> Reply:
+        """Register the new environments, and renew the other registrations."""
+        request = requested(AnnounceRequest, fields)
+        _refuse_twice(request.envs)
+        target = await self._registering.check(request.url, request.ttl_s)
+        caller = context.caller
+        room = asyncio.Semaphore(_PROBES)
+        found: list[Registration | _Key] = []
+        for each in request.envs:
+            registration = self._known(caller, each, target)
+            if registration is None:
+                found.append(self._probe(caller, request, each, target, room))
+            else:
+                self._registry.heartbeat(registration, request.load)
+                found.append(registration)
+        probes = {key: self._probes[key] for key in found if not isinstance(key, Registration)}
+        if probes:
+            await asyncio.wait(probes.values(), timeout=_ANSWER_WITHIN_S)
+        return {
+            "registrations": [
+                self._registered(each) if isinstance(each, Registration) else self._answer(each, probes[each])
+                for each in found
+            ]
+        }
+
+    async def shutdown(self) -> None:
+        """Cancel the probes that still run."""
+        probes = list(self._probes.values())
+        for each in probes:
+            each.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)
+
+    def _known(self, caller: Caller, each: AnnouncedEnvironment, target: Target) -> Registration | None:
+        """The registration to renew; None, for a new probe, if the server has not been probed since it started."""
+        return self._registry.at(_place(each, target), caller.name) if each.probed else None
+
+    def _probe(
+        self,
+        caller: Caller,
+        request: AnnounceRequest,
+        each: AnnouncedEnvironment,
+        target: Target,
+        room: asyncio.Semaphore,
+    ) -> _Key:
+        """Start the probe of an environment, unless one from an earlier call still runs."""
+        key = (caller.name, _place(each, target))
+        if key not in self._probes:
+            one = RegisterRequest(
+                env_id=each.env_id,
+                url=request.url,
+                protocol=request.protocol,
+                upstream_env_id=each.upstream_env_id,
+                token=request.token,
+                weight=request.weight,
+                ttl_s=request.ttl_s,
+                gateways=request.gateways,
+            )
+            loop = asyncio.get_running_loop()
+            probing = loop.create_task(self._take(caller, one, target, room, probed=each.probed))
+            self._probes[key] = probing
+            probing.add_done_callback(lambda done: loop.call_later(_KEPT_S, self._forget, key, done))
+        return key
+
+    async def _take(
+        self,
+        caller: Caller,
+        request: RegisterRequest,
+        target: Target,
+        room: asyncio.Semaphore,
+        *,
+        probed: bool,
+    ) -> Registration:
+        async with room:
+            registration, _ = await self._registering.take(caller, request, target, probed=probed)
+        return registration
+
+    def _answer(self, key: _Key, probing: asyncio.Task[Registration]) -> Reply:
+        """The result of a probe; a finished one is reported once."""
+        env_id = key[1][0]
+        if not probing.done():
+            return {"env_id": env_id, "pending": True}
+        self._probes.pop(key, None)
+        if probing.cancelled():
+            problem = ProblemError("draining", "the gateway is going away", retry_after=1)
+            return {"env_id": env_id, "error": problem.to_problem()}
+        error = probing.exception()
+        if error is None:
+            return self._registered(probing.result())
+        if not isinstance(error, Exception):
+            raise error
+        return {"env_id": env_id, "error": as_problem(error).to_problem()}
+
+    def _registered(self, registration: Registration) -> Reply:
+        return {
+            "env_id": registration.env_id,
+            "registration_id": registration.registration_id,
+            **self._registry.lifetime(registration),
+        }
+
+    def _forget(self, key: _Key, probing: asyncio.Task[Registration]) -> None:
+        if self._probes.get(key) is probing:
+            del self._probes[key]
+            if not probing.cancelled():
+                # No caller asked for its result.
+                probing.exception()
+
+
+def _refuse_misfit(request: RegisterRequest, protocol: UpstreamProtocol) -> None:
+    """Refuse what the protocol of a registration has no use for."""
+    named = request.upstream_env_id
+    if named is not None and not protocol.free_ids and re.fullmatch(IDENTIFIER, named) is None:
+        free = " and ".join(each.name for each in OURS if each.free_ids)
+        raise invalid("upstream_env_id", f"it must match {IDENTIFIER}; names of the protocol {free} need not")
+    for name in OPTIONAL_FIELDS:
+        if getattr(request, name) is not None and name not in protocol.reads:
+            readers = " and ".join(each.name for each in OURS if name in each.reads)
+            raise invalid(name, f"only registrations of the protocol {readers} have it")
+
+
+def _place(each: AnnouncedEnvironment, target: Target) -> tuple[str, str, str]:
+    return each.env_id, target.url, each.upstream_env_id or each.env_id
+
+
+def _refuse_twice(envs: list[AnnouncedEnvironment]) -> None:
+    seen: set[str] = set()
+    for number, each in enumerate(envs):
+        if each.env_id in seen:
+            raise invalid(f"envs.{number}.env_id", "it is named twice")
+        seen.add(each.env_id)

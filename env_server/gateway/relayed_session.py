@@ -1,4 +1,4 @@
-"""A session that a node has: a gateway passes its operations on, and can rebuild it on another node."""
+"""A session that a node has: a gateway passes its operations on, can rebuild it on another node, and lets go of it."""
 
 import asyncio
 from collections.abc import Coroutine, Iterable, Mapping
@@ -8,13 +8,16 @@ from gymnasium import Space
 
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode, step_digest
+from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.spaces import parse_space
 from rollgym.clients.protocol.values import EncodeError, decode_value, encode_value
 from rollgym.env_server.catalog.actions import action_reader
+from rollgym.env_server.common.requests import episode_of
 from rollgym.env_server.gateway.journal_entries import (
     About,
     Arguments,
     Head,
+    JournalAway,
     Opened,
     SharedSession,
     Step,
@@ -25,16 +28,17 @@ from rollgym.env_server.gateway.journal_entries import (
     stepped_on,
     whole,
 )
-from rollgym.env_server.gateway.registry import Registration
-from rollgym.env_server.gateway.upstream.node import Node
-from rollgym.env_server.journal.journal import EndReason, Journal, journal_of
-from rollgym.env_server.messages.long_episode import episode_of
+from rollgym.env_server.gateway.moves import Moves
+from rollgym.env_server.gateway.registry import Registration, Registry
+from rollgym.env_server.gateway.upstream.node import Node, NodeOperation
+from rollgym.env_server.sessions.journal import EndReason, Journal, journal_of
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
 
 if TYPE_CHECKING:
-    from rollgym.env_server.catalog.entry import CatalogEntry
-    from rollgym.env_server.gateway.session_release import SessionRelease
+    from rollgym.env_server.catalog.catalog import CatalogEntry
+    from rollgym.env_server.gateway.shared_journal import SharedJournal
+
 
 # What reading an answer of another form than the protocol's may raise.
 UNREADABLE = (
@@ -42,6 +46,7 @@ UNREADABLE = (
     *(DecodeError, EncodeError),
 )
 _SAME_IN_BOTH = frozenset({str, int, bool, type(None)})
+_CLOCK_SKEW_S = 1.0
 
 
 class RelayedSession(BaseSession):
@@ -59,6 +64,8 @@ class RelayedSession(BaseSession):
         incomplete: Whether others have used it, so that the journal lacks steps.
         lock: Held while its node is searched for.
         in_flight: The number of operations in flight.
+        underway: Those of them that were not passed on in a batch of steps, in the order in which they came.
+        cancelled_at: When all that was in flight was last cancelled, on the clock that times operations.
         is_proven: Whether the copy that its node has is known to be the one that answered last.
         generation: How often it was moved, as the journal knows that gateways share; 0 without one.
         is_placed: Whether the session is known to be at `node`.
@@ -73,6 +80,7 @@ class RelayedSession(BaseSession):
         "_quiet",
         "_session_release",
         "answered",
+        "cancelled_at",
         "end_is_known",
         "generation",
         "home",
@@ -85,6 +93,7 @@ class RelayedSession(BaseSession):
         "node",
         "process",
         "shares_frames",
+        "underway",
         "upstream_id",
     )
 
@@ -113,6 +122,8 @@ class RelayedSession(BaseSession):
         self.answered = (-1, 0)
         self.lock: asyncio.Lock | None = None
         self.in_flight = 0
+        self.underway: dict[NodeOperation, None] = {}
+        self.cancelled_at = 0.0
         self._quiet: asyncio.Future[None] | None = None
         self._session_release = release
         self._described: tuple[dict[str, Any], dict[str, Any]] | None = None
@@ -239,7 +250,13 @@ class RelayedSession(BaseSession):
         )
 
     def note(
-        self, op: str, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+        self,
+        op: str,
+        generation: int,
+        fields: Mapping[str, Any],
+        reply: Mapping[str, Any],
+        binary: bool,
+        claim: str = "",
     ) -> Arguments:
         """The journal's entry for an answer of its node.
 
@@ -249,13 +266,13 @@ class RelayedSession(BaseSession):
             fields: The fields of the request.
             reply: The answer.
             binary: Whether both are in MessagePack's encoding.
+            claim: The claim of a step; see `InFlight.claim`.
         """
         if op == "step":
-            return self._note_step(generation, fields, reply, binary)
+            return self._note_step(generation, fields, reply, binary, claim)
         if op == "reset" and not fields.get("again"):
-            return begun(
-                generation, int(reply["episode"]), self._note_head(generation, fields, reply, binary)
-            )
+            head = self._note_head(generation, fields, reply, binary)
+            return begun(self.session_id, generation, int(reply["episode"]), head)
         return check(generation)
 
     async def note_episode(self, generation: int, reply: Reply) -> Arguments:
@@ -264,11 +281,16 @@ class RelayedSession(BaseSession):
         head = _head(await journal_of(episode))
         if head is None:
             return check(generation)
-        packed = await packed_steps(episode.actions, episode.digests)
-        return whole(generation, episode.episode, head, (False, False), packed)
+        packed = await packed_steps(self.session_id, episode.episode, episode.actions, episode.digests)
+        return whole(self.session_id, generation, episode.episode, head, (False, False), packed)
 
     def _note_step(
-        self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
+        self,
+        generation: int,
+        fields: Mapping[str, Any],
+        reply: Mapping[str, Any],
+        binary: bool,
+        claim: str,
     ) -> Arguments:
         episode, index = int(reply["episode"]), int(reply["step"]) - 1
         over = bool(reply["terminated"]), bool(reply["truncated"])
@@ -278,12 +300,14 @@ class RelayedSession(BaseSession):
             following = self._note_head(generation, fields.get("reset") or {}, reply["reset"], binary)
         if not self.entry.deterministic:
             # It is never rebuilt, so that only its episodes count.
-            return check(generation) if following is None else begun(generation, episode + 1, following)
+            if following is None:
+                return check(generation)
+            return begun(self.session_id, generation, episode + 1, following)
         digest = step_digest(self._in_json(reply["observation"], binary), float(reply["reward"]), *over)
         step = Step(self._action(fields["action"]), digest)
         if following is None:
-            return stepped(generation, episode, index, step, over)
-        return stepped_on(generation, episode, index, step, following)
+            return stepped(self.session_id, generation, episode, index, step, over, claim)
+        return stepped_on(self.session_id, generation, episode, index, step, following, claim)
 
     def _note_head(
         self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
@@ -344,11 +368,9 @@ class RelayedSession(BaseSession):
 
 
 def places_answered(sessions: Iterable[BaseSession]) -> dict[str, tuple[int, int]]:
-    """The last episode and step that clients have received, for each session at a node that has any."""
+    """The last episode and step that clients have received, for each session at a node."""
     return {
-        session.session_id: session.answered
-        for session in sessions
-        if isinstance(session, RelayedSession) and session.answered > (-1, 0)
+        session.session_id: session.answered for session in sessions if isinstance(session, RelayedSession)
     }
 
 
@@ -363,3 +385,84 @@ def _head(journal: Journal) -> Head | None:
     if journal.seed is None or journal.reset_digest is None:
         return None
     return Head(journal.seed, journal.options, journal.reset_digest, journal.reseeds)
+
+
+class SessionRelease:
+    """Ends sessions at their nodes.
+
+    Args:
+        registry: Counts the sessions of each registration.
+        moves: The table of moved sessions.
+        journal: The journal that gateways share, if there is one.
+    """
+
+    def __init__(self, registry: Registry, moves: Moves, journal: "SharedJournal | None" = None) -> None:
+        self._moves = moves
+        self._registry = registry
+        self._journal = journal
+
+    def to(self, session: RelayedSession, reason: EndReason) -> Coroutine[Any, Any, Any] | None:
+        """End a session at its node; one that was not used here for long may be in use through another gateway."""
+        self._moves.ended(session.session_id)
+        if reason == "evicted" and not session.end_is_known:
+            return self._unless_used(session)
+        if reason == "lost" and session.home.has_other_gateways and self._journal is None:
+            # Another gateway may know a session that this one does not.
+            self._registry.released(session.home)
+            return None
+        session.node.close_session(session.upstream_id)
+        self._registry.released(session.home)
+        if self._journal is None or session.end_is_known:
+            return None
+        return self._tell(self._journal, session, reason, None)
+
+    async def _unless_used(self, session: RelayedSession) -> None:
+        if not await self._may_be_used(session) and (
+            self._journal is None or await self._tell(self._journal, session, "evicted", session.generation)
+        ):
+            session.node.close_session(session.upstream_id)
+        self._registry.released(session.home)
+
+    async def _may_be_used(self, session: RelayedSession) -> bool:
+        """Whether another gateway may have used a session since it was last used here."""
+        if not session.is_placed:
+            # Its node was never found here.
+            return True
+        unused_s = asyncio.get_running_loop().time() - session.last_used
+        caller = session.node.link(False).caller
+        try:
+            reply = await caller.call(
+                {"op": "session", "session_id": session.upstream_id}, session.process, caller.deadline()
+            )
+            return float(reply.payload["idle_s"]) < unused_s - _CLOCK_SKEW_S
+        except ProblemError as problem:
+            if problem.code == "unknown_session" or problem.extra.get("reason") == "lost":
+                # Another gateway can rebuild it from a journal that they share. If none does, the journal forgets it.
+                return self._journal is not None
+            if problem.code == "session_gone":
+                return False
+        except (ConnectionError, TimeoutError, KeyError, TypeError, ValueError):
+            pass
+        # Others may get an answer of the node. If none uses it, its node ends it, and the journal forgets it.
+        return self._journal is not None or session.home.has_other_gateways
+
+    @staticmethod
+    async def _tell(
+        journal: "SharedJournal", session: RelayedSession, reason: EndReason, generation: int | None
+    ) -> bool:
+        """Write to the journal that a session has ended; return whether it has, as far as is known."""
+        try:
+            ((status, _, _),) = await journal.end([session.session_id], reason, generation)
+        except JournalAway:
+            # It ends by its idle time-out there and at its node.
+            return False
+        return status != "fenced"
+
+
+def renamed(problem: ProblemError, upstream_id: str, session_id: str) -> ProblemError:
+    """A node's problem for the client: with the client's id of the session, and without details of the node."""
+    if problem.kind.kept_from_clients:
+        problem = ProblemError("upstream_error", f"the node answers {problem}")
+    if upstream_id not in problem.detail:
+        return problem
+    return ProblemError(problem.code, problem.detail.replace(upstream_id, session_id), **problem.extra)

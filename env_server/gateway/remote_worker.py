@@ -6,9 +6,9 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from rollgym.env_server.common.metrics import Metrics
 from rollgym.env_server.gateway.registry import Registration, Registry, no_server
 from rollgym.env_server.gateway.upstream.base import SessionUnknownError, UpstreamError
-from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     EnvSource,

@@ -3,32 +3,28 @@
 It is in Redis, or in a server of the same protocol. A gateway sends no answer of a session before the journal has
 acknowledged it and confirmed the session's node. Each move of a session to another node has a number, its generation (a
 fencing token: Martin Kleppmann, "How to do distributed locking", 2016): a gateway that was away during the move has an
-older number, and is refused.
+older number, and is refused. The journal may also be another one than before, after a fail-over: a watch notices it.
 """
 
 import asyncio
-import hashlib
 import logging
 import secrets
 import time
-from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from importlib.resources import files
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import msgpack
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoScriptError, RedisError
 
-from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.metrics import Durations
 from rollgym.env_server.gateway.journal_entries import (
+    ENDED,
     LEASE_S,
     About,
     Arguments,
     Claim,
+    DamagedEntryError,
     Head,
     JournalAway,
     Opened,
@@ -39,23 +35,14 @@ from rollgym.env_server.gateway.journal_entries import (
     packed_steps,
     read_steps,
 )
+from rollgym.env_server.gateway.journal_server import ANSWER_S, PREFIX, JournalServer, milliseconds
 from rollgym.env_server.gateway.journal_watch import JournalWatch
-from rollgym.env_server.journal.journal import END_REASONS, EndReason
-from rollgym.env_server.telemetry.durations import Durations
+from rollgym.env_server.sessions.journal import END_REASONS, EndReason
 
-_PREFIX = "rollgym:session:"
-_TRIAL = "rollgym:trial"
-_SCRIPT = "shared_journal.lua"
 _HOLDER_BYTES = 8
-# A gateway that gets no answer in this time reports that to its client, which retries.
-_ANSWER_S = 2.0
-# One of them is the watch's.
-_CONNECTIONS = 9
 _MOST_WRITES = 1024
 _MOST_BYTES = 4 * 1024 * 1024
-# uvloop raises RuntimeError on a write to a closed transport.
-_BROKEN = (RedisError, OSError, TimeoutError, RuntimeError)
-# Errors of reading entries that were not written by this module.
+# Errors of reading entries that no gateway has written.
 _UNREADABLE = (
     KeyError,
     TypeError,
@@ -64,17 +51,18 @@ _UNREADABLE = (
     StopIteration,
     msgpack.exceptions.UnpackException,
 )
-_FIRST_PAUSE_S = 0.05
-_MAX_PAUSE_S = 1.0
 # How long it is remembered that a session has ended, and how much longer than a session lives it is kept.
 _GRAVE_S = 3600.0
+_MOST_GRAVES = 65_536
 _MARGIN_S = 600.0
 
-_log = logging.getLogger(__name__)
-
-
 Answered = Callable[[], Mapping[str, tuple[int, int]]]
-"""The last answers of a gateway: the episode of each session, and the number of its steps."""
+"""The last answers of a gateway: the episode of each session that it has, and the number of its steps."""
+
+Ended = Callable[[str, EndReason], bool]
+"""Ends a session that ended elsewhere, if the gateway has it; returns whether it has."""
+
+_log = logging.getLogger(__name__)
 
 
 class SharedJournal:
@@ -85,53 +73,56 @@ class SharedJournal:
 
     Args:
         url: Its address: `redis://`, `rediss://` or `unix://`.
+        replicas: How many replicas must confirm each write; with any, a fail-over to the one that is ahead of the
+            others loses nothing.
 
     Attributes:
-        calls: Calls to its server, by command and outcome: `ok`, or `away` if no valid answer came.
-        call_seconds: The durations of answered calls, by command.
-        sent_bytes: Bytes of the records in them.
         writes: The events of sessions, by result: see `Write.done`.
         write_seconds: From an event to its result, which is the delay of a step.
+        damage: How often entries of a session were found to be damaged or missing; the session is lost.
 
     Raises:
         ConfigurationError: The URL is invalid.
     """
 
-    def __init__(self, url: str) -> None:
-        try:
-            pool = BlockingConnectionPool.from_url(
-                url,
-                max_connections=_CONNECTIONS,
-                timeout=_ANSWER_S,
-                socket_timeout=_ANSWER_S,
-                socket_connect_timeout=_ANSWER_S,
-                # For connections that were idle while the server restarted; each command may be repeated.
-                retry=Retry(NoBackoff(), 1, supported_errors=(RedisConnectionError,)),
-            )
-        except ValueError as error:
-            raise ConfigurationError(f"journal_url cannot be read: {error}") from error
-        self._redis = Redis(connection_pool=pool)
+    def __init__(self, url: str, replicas: int = 0) -> None:
+        self._server = JournalServer(url, replicas)
         self._holder = secrets.token_hex(_HOLDER_BYTES)
-        self._script = files("rollgym.env_server.gateway").joinpath(_SCRIPT).read_text("utf-8")
-        self._digest = hashlib.sha1(self._script.encode(), usedforsecurity=False).hexdigest()
         self._loop = asyncio.get_running_loop()
         self._queue: list[tuple[Write, float]] = []
         self._flushing: asyncio.Task[None] | None = None
-        self._reaching: asyncio.Task[None] | None = None
-        self._watch = JournalWatch(self._redis, self._mark)
+        self._watch = JournalWatch(self._server.redis, self._mark, self._hear)
         self._watching: asyncio.Task[None] | None = None
         self._answered: Answered = dict
-        self._trouble: str | None = "it was not reached yet"
-        self.calls: Counter[tuple[str, str]] = Counter()
-        self.call_seconds: defaultdict[str, Durations] = defaultdict(Durations)
-        self.sent_bytes = 0
+        self._ended: Ended = _has_none
+        # Sessions that are known to have ended: why, and until when to remember it.
+        self._graves: OrderedDict[str, tuple[EndReason, float]] = OrderedDict()
         self.writes: Counter[str] = Counter()
         self.write_seconds = Durations()
+        self.damage = 0
 
     @property
     def trouble(self) -> str | None:
         """Why the journal cannot be used at present, if it cannot."""
-        return self._trouble
+        return self._server.trouble
+
+    @property
+    def calls(self) -> Mapping[tuple[str, str], int]:
+        """Calls to its server, by command and outcome.
+
+        The outcome is `ok`, `unconfirmed` if too few replicas confirmed it in time, or `away` if no valid answer came.
+        """
+        return self._server.calls
+
+    @property
+    def call_seconds(self) -> Mapping[str, Durations]:
+        """The durations of answered calls, by command."""
+        return self._server.call_seconds
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the records in calls."""
+        return self._server.sent_bytes
 
     @property
     def waiting(self) -> int:
@@ -143,29 +134,26 @@ class SharedJournal:
         """Seconds until sessions may be rebuilt: other gateways may still know steps that the journal has lost."""
         return self._watch.settling_s
 
-    async def start(self, answered: Answered = dict) -> None:
+    async def start(self, answered: Answered = dict, ended: Ended | None = None) -> None:
         """Connect to the journal; if it is away, keep trying in the background.
 
         Args:
             answered: Returns the last answer of each session here: its episode, and the number of its steps.
+            ended: Called with each session that another gateway has ended.
         """
         self._answered = answered
+        self._ended = ended or _has_none
         self._watching = self._loop.create_task(self._watch.run())
-        try:
-            await self._look()
-        except JournalAway as away:
-            _log.error("the shared journal cannot be used yet: %s", away)
-            return
-        await self._warn()
+        await self._server.start()
 
     async def close(self) -> None:
         """Write the pending entries, and disconnect."""
         if self._flushing is not None:
-            await asyncio.wait([self._flushing], timeout=2 * _ANSWER_S)
-        for task in (self._flushing, self._reaching, self._watching):
+            await asyncio.wait([self._flushing], timeout=2 * ANSWER_S)
+        for task in (self._flushing, self._watching):
             if task is not None:
                 task.cancel()
-        await self._redis.aclose()
+        await self._server.close()
 
     def require(self) -> None:
         """Refuse operations that could not be recorded.
@@ -173,8 +161,8 @@ class SharedJournal:
         Raises:
             ProblemError: `draining`.
         """
-        if self._trouble is not None:
-            raise JournalAway(self._trouble).problem()
+        if self.trouble is not None:
+            raise JournalAway(self.trouble).problem()
 
     # -- what gateways see ---------------------------------------------------------------------------------------
 
@@ -198,14 +186,17 @@ class SharedJournal:
                 waited = self._next_writes()
                 try:
                     arguments = [argument for write, _ in waited for argument in write.arguments]
-                    statuses = await self._run("write", [write.session_id for write, _ in waited], arguments)
+                    statuses = await self._server.run(
+                        "write", [write.session_id for write, _ in waited], arguments
+                    )
                 except JournalAway as away:
                     statuses = [f"away: {away}".encode()] * len(waited)
                 now = time.perf_counter()
                 for (write, since), status in zip(waited, statuses, strict=True):
                     self.write_seconds.add(now - since)
-                    self.writes[status.partition(b":")[0].decode()] += 1
-                    write.done(status.decode())
+                    result = self._read_status(write.session_id, status)
+                    self.writes[result.partition(":")[0]] += 1
+                    write.done(result)
         finally:
             self._flushing = None
 
@@ -231,11 +222,14 @@ class SharedJournal:
         sessions = list(opened)
         arguments: list[Any] = []
         for each in sessions:
-            arguments += [each.about.pack(), _milliseconds(each.about.idle_timeout_s + _MARGIN_S)]
+            place = each.session_id, each.episode
+            arguments += [each.about.pack(each.session_id)]
+            arguments += [milliseconds(each.about.idle_timeout_s + _MARGIN_S)]
             arguments += [each.node, each.upstream_id, each.episode]
-            arguments += [b"" if each.head is None else each.head.pack(), flags(each.over), len(each.actions)]
-            arguments += await packed_steps(each.actions, each.digests)
-        await self._run("open", [each.session_id for each in sessions], arguments)
+            arguments += [b"" if each.head is None else each.head.pack(*place)]
+            arguments += [flags(each.over), len(each.actions)]
+            arguments += await packed_steps(*place, each.actions, each.digests)
+        await self._server.run("open", [each.session_id for each in sessions], arguments)
 
     async def load(self, session_id: str) -> SharedSession | None:
         """Load a session; None if it does not exist or cannot be read.
@@ -243,16 +237,22 @@ class SharedJournal:
         Raises:
             JournalAway: It is not known.
         """
-        content, moving_ms = await self._run("load", [session_id], [])
+        content, moving_ms, steps = await self._server.run("load", [session_id], [])
         found = dict(zip(content[::2], content[1::2], strict=True))
         if not found:
             return None
         try:
-            return _session(found, moving_ms)
+            session = _session(session_id, found, moving_ms, steps)
         except _UNREADABLE as error:
             # It will not be readable later either.
-            _log.error("what the shared journal has of session %s cannot be read: %r", session_id, error)
+            self._note_damage(session_id, repr(error))
             return None
+        if session.ended is not None:
+            self._bury(session_id, session.ended)
+        elif session_id in self._graves:
+            # The journal went back behind its end.
+            return replace(session, ended=self._graves[session_id][0])
+        return session
 
     async def claim(self, session_id: str, generation: int) -> Claim | str:
         """Claim the right to move a session of this generation; return the reason if it is refused.
@@ -263,21 +263,27 @@ class SharedJournal:
             JournalAway: The journal did not answer.
             Unreadable: The claim succeeded, but the journal's data of the session cannot be read.
         """
-        arguments = [generation, self._holder, _milliseconds(LEASE_S)]
-        status, *rest = await self._run("claim", [session_id], arguments)
+        arguments = [generation, self._holder, milliseconds(LEASE_S)]
+        status, *rest = await self._server.run("claim", [session_id], arguments)
         if status != b"ok":
-            return cast(str, status.decode())
+            return self._read_status(session_id, status)
         episode, head, steps = rest
         try:
-            return Claim(generation + 1, episode, Head.read(head), await read_steps(steps))
+            return Claim(
+                generation + 1,
+                episode,
+                Head.read(head, session_id, episode),
+                await read_steps(session_id, episode, steps),
+            )
         except _UNREADABLE as error:
+            self.damage += 1
             raise Unreadable(
                 f"what the shared journal has of {session_id} cannot be read: {error!r}"
             ) from error
 
     async def renew(self, session_id: str, generation: int) -> str:
         """Keep the right to move a session; `ok`, or why it is lost."""
-        return await self._status("renew", session_id, [generation, _milliseconds(LEASE_S)])
+        return await self._status("renew", session_id, [generation, milliseconds(LEASE_S)])
 
     async def moved(self, session_id: str, generation: int, node: str, upstream_id: str) -> str:
         """Record the new node of a session; return `ok`, or why that was refused."""
@@ -306,134 +312,109 @@ class SharedJournal:
         ends: list[tuple[str, str, str]] = []
         for first in range(0, len(session_ids), _MOST_WRITES):
             some = session_ids[first : first + _MOST_WRITES]
-            arguments: list[Any] = [reason, _milliseconds(_GRAVE_S)]
+            arguments: list[Any] = [reason, milliseconds(_GRAVE_S)]
             arguments += ["" if generation is None else generation] * len(some)
-            for status, node, upstream_id in await self._run("close", some, arguments):
-                ends.append((status.decode(), _text(node), _text(upstream_id)))
+            found = await self._server.run("close", some, arguments)
+            for session_id, (status, node, upstream_id) in zip(some, found, strict=True):
+                result = self._read_status(session_id, status)
+                if result == "ok":
+                    self._bury(session_id, reason)
+                ends.append((result, _text(node), _text(upstream_id)))
         return ends
 
+    def _read_status(self, session_id: str, status: bytes) -> str:
+        """What the script says of a session; a damaged one is missing."""
+        result = status.decode()
+        if result == "damaged":
+            self._note_damage(session_id, "there are other entries than its state says")
+            return "missing"
+        ended = result.removeprefix(ENDED)
+        if ended != result:
+            # A reason that is damaged is none.
+            self._bury(session_id, next((each for each in END_REASONS if each == ended), "lost"))
+        return result
+
+    def _note_damage(self, session_id: str, how: str) -> None:
+        self.damage += 1
+        _log.error(
+            "what the shared journal has of session %s is damaged, and the session lost: %s", session_id, how
+        )
+
+    def _bury(self, session_id: str, reason: EndReason) -> None:
+        """Remember that a session has ended, in case the journal goes back behind that."""
+        now = self._loop.time()
+        self._graves.setdefault(session_id, (reason, now + _GRAVE_S))
+        while self._graves and (
+            len(self._graves) > _MOST_GRAVES or next(iter(self._graves.values()))[1] < now
+        ):
+            self._graves.popitem(last=False)
+
+    def _hear(self, message: bytes) -> None:
+        reason, *keys = message.decode(errors="replace").split(" ")
+        for key in keys:
+            self._ended_elsewhere(key.removeprefix(PREFIX), reason)
+
+    def _ended_elsewhere(self, session_id: str, reason: str) -> None:
+        known: EndReason = next((each for each in END_REASONS if each == reason), "lost")
+        if self._ended(session_id, known):
+            self._bury(session_id, known)
+
     async def _mark(self) -> None:
-        """Report the answered steps to the journal, in case it has fewer.
+        """Report ends and answered steps to the journal, in case it has fewer.
 
         Raises:
             JournalAway: It is unknown whether the journal has recorded them.
         """
+        again = 0
+        for reason in END_REASONS:
+            ended = [session_id for session_id, (why, _) in self._graves.items() if why == reason]
+            again += sum(status == "ok" for status, _, _ in await self.end(ended, reason))
+        if again:
+            _log.error(
+                "the shared journal went back behind the end of %d sessions; they are ended again", again
+            )
         places = list(self._answered().items())
         behind = 0
         for first in range(0, len(places), _MOST_WRITES):
             some = places[first : first + _MOST_WRITES]
             arguments = [number for _, place in some for number in place]
-            behind += await self._run("mark", [session_id for session_id, _ in some], arguments)
+            here = [session_id for session_id, _ in some]
+            less, ends = await self._server.run("mark", here, arguments)
+            behind += less
+            for session_id, reason in zip(here, ends, strict=True):
+                if reason:
+                    self._ended_elsewhere(session_id, _text(reason))
         if behind:
             _log.error("the shared journal went back behind what %d sessions were answered", behind)
 
     async def _status(self, command: str, session_id: str, arguments: Sequence[Any]) -> str:
-        return cast(str, (await self._run(command, [session_id], arguments)).decode())
-
-    # -- Redis ---------------------------------------------------------------------------------------------------
-
-    async def _run(self, command: str, session_ids: Sequence[str], arguments: Sequence[Any]) -> Any:
-        """Run the script.
-
-        Raises:
-            JournalAway: It did not answer that it was done.
-        """
-        if self._trouble is not None:
-            raise JournalAway(self._trouble)
-        keys = [_PREFIX + session_id for session_id in session_ids]
-        self.sent_bytes += sum(len(each) for each in arguments if type(each) is bytes)
-        began = time.perf_counter()
-        try:
-            answer = await self._evaluate(command, keys, arguments)
-        except _BROKEN as error:
-            self.calls[command, "away"] += 1
-            self._lost(str(error) or type(error).__name__)
-            raise JournalAway(self._trouble or "it does not answer") from error
-        self.calls[command, "ok"] += 1
-        self.call_seconds[command].add(time.perf_counter() - began)
-        return answer
-
-    async def _evaluate(self, command: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        evaluate: Callable[..., Awaitable[Any]] = self._redis.execute_command
-        try:
-            return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
-        except NoScriptError:
-            # Redis has restarted, or this is the first call.
-            await evaluate("SCRIPT LOAD", self._script)
-            return await evaluate("EVALSHA", self._digest, len(keys), *keys, command, *arguments)
-
-    def _lost(self, trouble: str) -> None:
-        if self._trouble is None:
-            _log.error("the shared journal cannot be used: %s", trouble)
-        self._trouble = trouble
-        if self._reaching is None:
-            self._reaching = self._loop.create_task(self._reach())
-
-    async def _reach(self) -> None:
-        """Try until the journal can be written to again."""
-        pause = _FIRST_PAUSE_S
-        try:
-            while self._trouble is not None:
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _MAX_PAUSE_S)
-                try:
-                    await self._try()
-                except JournalAway as away:
-                    self._trouble = str(away)
-            _log.warning("the shared journal can be used again")
-        finally:
-            self._reaching = None
-
-    async def _look(self) -> None:
-        try:
-            await self._try()
-        except JournalAway as away:
-            self._lost(str(away))
-            raise
-
-    async def _try(self) -> None:
-        try:
-            await self._evaluate("try", [_TRIAL], [])
-        except _BROKEN as error:
-            raise JournalAway(str(error) or type(error).__name__) from error
-        self._trouble = None
-
-    async def _warn(self) -> None:
-        """Warn the operator of settings under which acknowledged writes may be lost."""
-        try:
-            found = await self._redis.info("memory", "persistence")
-        except _BROKEN:
-            # Not every user may read that setting.
-            return
-        policy = found.get("maxmemory_policy", "noeviction")
-        if policy != "noeviction":
-            _log.warning(
-                "the shared journal may evict sessions: set maxmemory-policy noeviction, not %s", policy
-            )
-        if not found.get("aof_enabled", 1):
-            _log.warning("the shared journal does not outlive its server: set appendonly yes")
+        return cast(str, (await self._server.run(command, [session_id], arguments)).decode())
 
 
-def _session(found: dict[bytes, bytes], moving_ms: int) -> SharedSession:
+def _session(session_id: str, found: dict[bytes, bytes], moving_ms: int, held_steps: int) -> SharedSession:
     ended = found.get(b"ended")
     reason = None if ended is None else next(each for each in END_REASONS if each == ended.decode())
-    over = int(found[b"over"])
+    over, episode, steps = int(found[b"over"]), int(found[b"episode"]), int(found[b"steps"])
+    if reason is None and held_steps != steps:
+        raise DamagedEntryError(f"it has {held_steps} steps of {steps}")
+    is_marked = b"answered_episode" in found
     return SharedSession(
-        about=About.read(found[b"about"]),
+        about=About.read(found[b"about"], session_id),
         generation=int(found[b"generation"]),
         node=found[b"node"].decode(),
         upstream_id=found[b"upstream_id"].decode(),
-        episode=int(found[b"episode"]),
-        steps=int(found[b"steps"]),
-        head=Head.read(found[b"head"]),
+        episode=episode,
+        steps=steps,
+        head=Head.read(found[b"head"], session_id, episode),
         over=(bool(over & 1), bool(over & 2)),
         ended=reason,
         moving_s=moving_ms / 1000 if b"holder" in found else None,
+        answered=(int(found[b"answered_episode"]), int(found[b"answered_steps"])) if is_marked else (-1, 0),
     )
 
 
-def _milliseconds(seconds: float) -> int:
-    return max(1, int(1000 * seconds))
+def _has_none(session_id: str, reason: EndReason) -> bool:
+    return False
 
 
 def _text(content: Any) -> str:

@@ -1,4 +1,4 @@
-"""Finding sessions again with a journal that gateways share: one gateway at a time may move a session."""
+"""Recovering sessions whose nodes do not answer, where gateways share a journal: one of them at a time moves one."""
 
 import asyncio
 import contextlib
@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.env_server.common.setting_sections import TimeoutSettings
+from rollgym.env_server.common.metrics import Metrics
+from rollgym.env_server.common.settings import TimeoutSettings
 from rollgym.env_server.gateway.journal_entries import LEASE_S, Claim, JournalAway, SharedSession, Unreadable
 from rollgym.env_server.gateway.registry import Registration, Registry
 from rollgym.env_server.gateway.relayed_session import RelayedSession
-from rollgym.env_server.gateway.upstream.node import Nodes
-from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.gateway.upstream.node import Node, Nodes
+from rollgym.env_server.sessions.journal import EndReason
 from rollgym.env_server.sessions.sessions import Sessions, session_gone
-from rollgym.env_server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
-# How long a node may be away before its sessions move to another node, if there is one.
+
 RECONNECT_S = 1.0
+"""How long a node may be away before its sessions move to another node, if there is one."""
+
 # How long a restarted gateway waits for nodes to register, before it considers them away.
 _REGISTRATION_S = 5.0
 # The interval of polls whether another gateway has moved a session; Redis sends no notification.
@@ -114,8 +116,14 @@ class SharedRelocation:
                     if home is not None:
                         self._registry.failed(home)
                 else:
-                    self._settle(session, found)
-                    return
+                    # Sessions are closed and nodes leave while one is connected to.
+                    self._sessions.require_open(session)
+                    if self._nodes.find(found.node) is node:
+                        self._settle(session, found, node)
+                        return
+                    trouble = "its node has left this gateway"
+                    if self._loop.time() < deadline:
+                        continue
             move: _Move = "nowhere"
             if node is not None or self._loop.time() >= self._started_at + _REGISTRATION_S:
                 move = await self._move(session, found, None if gone else home, gone=gone)
@@ -162,10 +170,8 @@ class SharedRelocation:
                 )
             await asyncio.sleep(min(found.moving_s, _LOOK_S))
 
-    def _settle(self, session: RelayedSession, found: SharedSession) -> None:
+    def _settle(self, session: RelayedSession, found: SharedSession, node: Node) -> None:
         """Note where a session is."""
-        node = self._nodes.find(found.node)
-        assert node is not None
         if (session.node, session.upstream_id) != (node, found.upstream_id):
             home = self._registry.home_at(node, session.entry.env_id) or session.home
             if home is not session.home:
@@ -253,8 +259,8 @@ class SharedRelocation:
         session_id = session.session_id
         renewing = self._loop.create_task(self._renew(session_id, claim))
         try:
-            upstream_id, process = await begin_anew(
-                home,
+            upstream_id, process = await home.node.begin_anew(
+                home.upstream_env_id,
                 _episode(found, claim),
                 found.about.kwargs,
                 idle_timeout_s=found.about.idle_timeout_s,
@@ -341,7 +347,7 @@ def _episode(found: SharedSession, claim: Claim) -> dict[str, Any] | None:
     head, about = claim.head, found.about
     if head is None:
         return None
-    # Whoever is to restore it looks at it, and there may be a great deal of it.
+    # The node that restores it looks at it, and there may be a great deal of it.
     episode = PortableEpisode.model_construct(
         env_id=about.env_id,
         env_version=about.env_version,
@@ -355,42 +361,3 @@ def _episode(found: SharedSession, claim: Claim) -> dict[str, Any] | None:
         reseeds=head.reseeds,
     )
     return episode.in_json()
-
-
-async def begin_anew(
-    home: Registration,
-    episode: dict[str, Any] | None,
-    kwargs: dict[str, Any],
-    *,
-    idle_timeout_s: float,
-    make_timeout_s: float,
-) -> tuple[str, int]:
-    """Make a session at a node; return its id there, and the I/O process of the node that owns it.
-
-    Args:
-        home: The node's registration.
-        episode: The portable episode to restore; None before the first one.
-        kwargs: What the client set.
-        idle_timeout_s: When the node evicts it.
-        make_timeout_s: The time-out, in seconds.
-
-    Raises:
-        ProblemError: The node refuses, or answers something else than it should.
-        ConnectionError: The node cannot be reached.
-        TimeoutError: The node does not answer.
-    """
-    caller = home.node.link(False).caller
-    fields: dict[str, Any] = {
-        "lingers": False,
-        "idle_timeout_s": idle_timeout_s,
-        "request_id": caller.new_request_id(),
-    }
-    if episode is not None:
-        fields |= {"op": "restore", "episode": {**episode, "env_id": home.upstream_env_id}}
-    else:
-        fields |= {"op": "make", "env_id": home.upstream_env_id, "kwargs": kwargs}
-    process = await caller.pool.next_process()
-    reply = await caller.call(fields, process, caller.deadline(make_timeout_s))
-    if not isinstance(reply.payload, dict) or "session_id" not in reply.payload:
-        raise ProblemError("upstream_error", f"the answer to {fields['op']} cannot be read")
-    return str(reply.payload["session_id"]), reply.process

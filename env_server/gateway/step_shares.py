@@ -12,10 +12,10 @@ from typing import Any
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.event_loop import Pending
-from rollgym.env_server.gateway.relay import InFlight, Relay
+from rollgym.env_server.gateway.in_flight import InFlight
+from rollgym.env_server.gateway.relay import Relay
 from rollgym.env_server.gateway.relayed_session import UNREADABLE, RelayedSession
-from rollgym.env_server.gateway.upstream.link import Passage
-from rollgym.env_server.gateway.upstream.node import Node
+from rollgym.env_server.gateway.upstream.node import Node, NodeOperation
 from rollgym.env_server.sessions.session import BaseSession
 
 _Step = tuple[int, RelayedSession, dict[str, Any]]
@@ -48,13 +48,22 @@ class BatchOfSteps(Pending):
             self.answer(self.results)
 
 
-class Share(Passage):
-    """The steps of a batch that go to one process of one node, as one frame."""
+class Share(NodeOperation):
+    """The steps of a batch that go to one process of one node, as one frame.
 
-    __slots__ = ("_batch", "_began", "_binary", "_relay", "_steps")
+    It is in `underway` until it is answered or given up; what its node says later is not heard.
+    """
+
+    __slots__ = ("_batch", "_began", "_binary", "_relay", "_steps", "_underway")
 
     def __init__(
-        self, relay: Relay, batch: BatchOfSteps, steps: Sequence[_Step], process: int | None, binary: bool
+        self,
+        relay: Relay,
+        batch: BatchOfSteps,
+        steps: Sequence[_Step],
+        process: int | None,
+        binary: bool,
+        underway: "set[Share]",
     ) -> None:
         super().__init__({"op": "batch", "ops": [fields for _, _, fields in steps]}, process, False)
         self._relay = relay
@@ -62,9 +71,13 @@ class Share(Passage):
         self._steps = steps
         self._binary = binary
         self._began = time.perf_counter()
+        self._underway = underway
+        underway.add(self)
 
     def answered(self, reply: Any) -> None:
         """Take the node's results down, and pass them on as they are."""
+        if self not in self._underway:
+            return
         if type(reply) is not list or len(reply) != len(self._steps):
             self.refused(ProblemError("upstream_error", "the answer to a batch cannot be read"))
             return
@@ -78,7 +91,7 @@ class Share(Passage):
                 session.take_step(fields, taken, binary)
                 relay.count_step(session, taken)
             except UNREADABLE:
-                self._refuse(step, _problem(result))
+                self._refused_step(step, _problem(result))
                 continue
             session.landed()
             results[position] = {"ok": taken}
@@ -86,33 +99,59 @@ class Share(Passage):
             if session.incomplete:
                 relay.learn(session)
         relay.count_batch(answered, time.perf_counter() - self._began)
-        batch.complete()
+        self._complete()
 
     def refused(self, problem: ProblemError) -> None:
         """Look after each step by itself."""
+        if self not in self._underway:
+            return
+        # It may be small enough by itself, and one of several may be the operation that could not be passed on.
+        alone = problem.code == "too_large" or (problem.code == "invalid_request" and len(self._steps) > 1)
         for step in self._steps:
-            # One of them may be the operation that could not be passed on.
-            self._refuse(step, problem, by_itself=problem.code == "invalid_request" and len(self._steps) > 1)
-        self._batch.complete()
+            if alone:
+                self._again(step, self._send_alone)
+            else:
+                self._again(step, lambda operation: operation.refused(problem))
+        self._complete()
 
     def lost(self, error: Exception, *, sent: bool) -> None:
         """Look for each session by itself."""
+        if self not in self._underway:
+            return
         for step in self._steps:
             self._again(step, lambda operation: operation.lost(error, sent=sent))
+        self._complete()
+
+    def give_up(self) -> None:
+        """Answer the steps without their results."""
+        for step in self._steps:
+            self._again(step, self._relay.give_up)
+        self._complete()
+
+    def _complete(self) -> None:
+        self._underway.discard(self)
         self._batch.complete()
 
-    def _refuse(self, step: _Step, problem: ProblemError, *, by_itself: bool = False) -> None:
-        if by_itself or problem.code == "too_large":
-            # It may be small enough by itself.
+    def _refused_step(self, step: _Step, problem: ProblemError) -> None:
+        if problem.code == "too_large" and step[2].get("step") is not None:
+            # Its answer may be small enough by itself. It was taken, so that it is asked for also if it is cancelled.
             link = step[1].node.link(self._binary)
             self._again(step, link.send)
         else:
             self._again(step, lambda operation: operation.refused(problem))
 
+    def _send_alone(self, operation: InFlight) -> None:
+        """Send a step that was not taken as part of the batch, unless it was cancelled in the meantime."""
+        if operation.is_cancelled:
+            self._relay.ask_again(operation, gone=False)
+        else:
+            operation.session.node.link(self._binary).send(operation)
+
     def _again(self, step: _Step, tell: Callable[[InFlight], None]) -> None:
         position, session, fields = step
         operation = InFlight(self._relay, session, "step", fields, self._binary)
         operation.shares_frames = False
+        operation.is_cancelled = session.cancelled_at >= self._began
         self._batch.wait_for_one_more()
         operation.listen(self._batch.take, position)
         tell(operation)
@@ -136,11 +175,12 @@ class StepShares:
     def __init__(self, relay: Relay, sessions: dict[str, BaseSession]) -> None:
         self._relay = relay
         self._by_id = sessions
+        self._underway: set[Share] = set()
         self._time = asyncio.get_running_loop().time
 
     def share_out(self, context: Context, ops: Sequence[Any]) -> BatchOfSteps | None:
         """Pass a batch of steps on; None if it is not one that can be."""
-        sessions = self._sessions(context, ops)
+        sessions = None if self._relay.is_going else self._sessions(context, ops)
         if sessions is None:
             return None
         now, socket, binary = self._time(), context.socket, context.binary
@@ -160,8 +200,13 @@ class StepShares:
             share.append((position, session, fields))
         batch = BatchOfSteps(len(sessions), len(steps))
         for (node, process), share in steps.items():
-            node.link(binary).send(Share(self._relay, batch, share, process, binary))
+            node.link(binary).send(Share(self._relay, batch, share, process, binary, self._underway))
         return batch
+
+    def give_up(self) -> None:
+        """Answer the steps that are underway: this gateway does not live to see what becomes of them."""
+        for share in list(self._underway):
+            share.give_up()
 
     def _sessions(self, context: Context, ops: Sequence[Any]) -> list[RelayedSession] | None:
         by_id, caller = self._by_id, context.caller

@@ -10,9 +10,8 @@ from rollgym.clients.protocol.arrays import EncodeError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.event_loop import SLICE_S, Pending, Slices
-from rollgym.env_server.messages.envelope import FrameId, as_problem
-from rollgym.env_server.messages.negotiation import too_large_reply
-from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.common.negotiation import too_large_reply
+from rollgym.env_server.common.requests import FrameId, as_problem, invalid
 from rollgym.env_server.operations.operations import SOCKET_OPS, Calls, unknown_op
 from rollgym.env_server.sessions.replies import Reply
 

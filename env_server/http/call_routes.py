@@ -20,10 +20,16 @@ from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import NOBODY, Role
 from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.negotiation import answer, problem_answer, read_fields, wants_binary
+from rollgym.env_server.common.requests import (
+    ENVELOPE,
+    Validated,
+    as_problem,
+    invalid,
+    misfit_problem,
+    validate,
+)
 from rollgym.env_server.http.transport.connection import CAME
-from rollgym.env_server.messages.envelope import as_problem
-from rollgym.env_server.messages.negotiation import answer, problem_answer, read_fields, wants_binary
-from rollgym.env_server.messages.validation import ENVELOPE, Validated, invalid, misfit_problem, validate
 from rollgym.env_server.operations.operations import SOCKET_OPS
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
@@ -101,7 +107,7 @@ class Call(Request):
             reply,
             binary=self.context.binary,
             limit=self.services.settings.max_reply_bytes,
-            portable_limit=self.services.settings.max_portable_bytes,
+            portable_limit=self.services.portable_limit,
             status=status,
             take_back=partial(self.services.operations.take_back, self.context)
             if isinstance(reply, dict)

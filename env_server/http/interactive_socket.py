@@ -24,11 +24,10 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps, loads
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.negotiation import too_large_request
+from rollgym.env_server.common.requests import as_problem, invalid, validate
 from rollgym.env_server.http.socket import POLICY_VIOLATION, Receive, Send, close_revoked, reject
-from rollgym.env_server.messages.envelope import as_problem
-from rollgym.env_server.messages.negotiation import too_large_request
-from rollgym.env_server.messages.validation import invalid, validate
-from rollgym.env_server.operations.interactive_sessions import InteractiveSession, InteractiveSessions
+from rollgym.env_server.operations.sandbox import InteractiveSession, InteractiveSessions
 from rollgym.env_server.operations.services import Services
 
 # A read occupies a thread; a client that wants to wait longer repeats it.

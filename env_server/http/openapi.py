@@ -1,18 +1,17 @@
 """Additions to FastAPI's description of the calls: problems, MessagePack, pages and sockets."""
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, ConfigDict
 from starlette.routing import BaseRoute
 
-from rollgym.clients.protocol.errors import CODES, RETRY_LATER
+from rollgym.clients.protocol.errors import CODES, RETRY_LATER, codes_of
 from rollgym.clients.protocol.frames import MEDIA_TYPES
 from rollgym.clients.protocol.messages import IDENTIFIER
-from rollgym.clients.protocol.problems import codes_of
-from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.env_server.common.negotiation import PROBLEM_MEDIA_TYPE
 from rollgym.version import __version__
 
 ON_SESSION = codes_of(lambda problem: "session" in problem.answers)
@@ -28,20 +27,57 @@ SCORES = codes_of(lambda problem: "score" in problem.answers)
 """The problems of calls that score responses."""
 
 _SCHEMAS = "#/components/schemas/"
-_OPENENV_VERSION = "1.0.0"
-# The tags of operations, and the pages that explain them; the first prefix that matches the path decides.
+
+
+class Tag(NamedTuple):
+    """A tag of operations: those whose path begins with a prefix, unless a tag before it has them.
+
+    Attributes:
+        prefix: The begin of the paths.
+        name: Its name.
+        text: What its operations are about; empty where another tag of the name says so.
+        page: The page that explains them.
+    """
+
+    prefix: str
+    name: str
+    text: str
+    page: str
+
+
+class EnvironmentDocument(NamedTuple):
+    """A document for each environment, of some calls alone, as a server of this environment alone would have it.
+
+    Attributes:
+        base: The path that its calls are below, with the environment's id as its one parameter.
+        tag: The tag of these calls.
+        version: The version of the calls.
+    """
+
+    base: str
+    tag: str
+    version: str
+
+    @property
+    def path(self) -> str:
+        """Where it is."""
+        return f"{self.base}/openapi.json"
+
+
 _TAGS = (
-    ("/v1/sandbox", "sandbox", "Programs in the server's sandbox.", "docs/run_code.md"),
-    ("/run_code", "sandbox", "", "docs/run_code.md"),
-    ("/v1/envs", "environments", "What is served.", "docs/protocol.md"),
-    ("/v1/verify", "environments", "", "docs/protocol.md"),
-    ("/v1/registrations", "registrations", "Environments of other servers, at a gateway.", "docs/gateway.md"),
-    ("/v1", "sessions", "Environments of one caller, and their episodes.", "docs/protocol.md"),
-    ("/openenv", "OpenEnv", "For OpenEnv's clients.", "docs/other_protocols.md"),
-    ("/apis", "GEM", "For GEM's clients.", "docs/other_protocols.md"),
-    ("/mcp", "MCP", "For agents with the Model Context Protocol.", "docs/mcp.md"),
-    ("/", "server", "The server itself.", "docs/observability.md"),
+    Tag("/v1/sandbox", "sandbox", "Programs in the server's sandbox.", "docs/run_code.md"),
+    Tag("/run_code", "sandbox", "", "docs/run_code.md"),
+    Tag("/v1/envs", "environments", "What is served.", "docs/protocol.md"),
+    Tag("/v1/verify", "environments", "", "docs/protocol.md"),
+    Tag(
+        "/v1/registrations",
+        "registrations",
+        "Environments of other servers, at a gateway.",
+        "docs/gateway.md",
+    ),
+    Tag("/v1", "sessions", "Environments of one caller, and their episodes.", "docs/protocol.md"),
 )
+_SERVER_TAG = Tag("/", "server", "The server itself.", "docs/observability.md")
 _ALWAYS = codes_of(lambda problem: "any" in problem.answers)
 
 
@@ -84,6 +120,8 @@ def describe(
     routes: list[BaseRoute],
     sockets: Mapping[str, str],
     others: Mapping[str, Mapping[str, Any]],
+    documents: Iterable[EnvironmentDocument],
+    tags: Iterable[Tag],
     *,
     needs_token: bool,
 ) -> dict[str, Any]:
@@ -93,6 +131,8 @@ def describe(
         routes: Its calls.
         sockets: The purposes of its WebSockets, by their paths.
         others: Calls of other protocols, described by their methods, by their paths.
+        documents: The documents that each environment has.
+        tags: The tags of calls of other protocols.
         needs_token: Whether it has tokens.
     """
     document = get_openapi(
@@ -127,7 +167,7 @@ def describe(
         "/ready": _page("Whether the server takes new sessions", "application/json"),
         "/metrics": _page("Prometheus metrics (role admin)", "text/plain"),
         "/openapi.json": _page("This document", "application/json"),
-        "/openenv/{env_id}/openapi.json": _environment_page(),
+        **{each.path: _environment_page(each) for each in documents},
         "/docs": _page("This document for people", "text/html"),
         **described_sockets,
     }
@@ -140,24 +180,25 @@ def describe(
     if needs_token:
         document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     document["servers"] = [{"url": "/"}]
-    document["tags"] = [{"name": name, "description": text} for _, name, text, _ in _TAGS if text]
+    every = (*_TAGS, *tags, _SERVER_TAG)
+    document["tags"] = [{"name": tag.name, "description": tag.text} for tag in every if tag.text]
     for path, methods in document["paths"].items():
         for method, described in methods.items():
-            _complete(described, method, path)
+            _complete(described, method, path, every)
     return document
 
 
-def environment_document(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """The OpenAPI document of one environment's calls below a prefix, as a server of that environment alone has it.
+def environment_document(document: Mapping[str, Any], wanted: EnvironmentDocument) -> dict[str, Any]:
+    """The OpenAPI document of one environment's calls, without the environment's name.
 
     Args:
         document: That of the server.
-        prefix: Of the calls, with the environment's id as its one parameter.
+        wanted: Which calls.
     """
     paths: dict[str, Any] = {}
     for path, methods in document["paths"].items():
-        if path.startswith(f"{prefix}/"):
-            paths[path.removeprefix(prefix)] = {
+        if path.startswith(f"{wanted.base}/"):
+            paths[path.removeprefix(wanted.base)] = {
                 method: _without_env_id(described) for method, described in methods.items()
             }
     every = document["components"]["schemas"]
@@ -168,8 +209,9 @@ def environment_document(document: Mapping[str, Any], prefix: str) -> dict[str, 
         schemas[name] = every[name]
         found |= _references(every[name]) - schemas.keys()
     components = {**document["components"], "schemas": schemas}
-    tags = [tag for tag in document["tags"] if tag["name"] == "OpenEnv"]
-    return {**document, "paths": paths, "components": components, "tags": tags}
+    tags = [tag for tag in document["tags"] if tag["name"] == wanted.tag]
+    info = {**document["info"], "version": wanted.version}
+    return {**document, "info": info, "paths": paths, "components": components, "tags": tags}
 
 
 def about_environment(document: Mapping[str, Any], described: Mapping[str, Any], base: str) -> dict[str, Any]:
@@ -180,12 +222,7 @@ def about_environment(document: Mapping[str, Any], described: Mapping[str, Any],
         described: The environment's `EnvInfo`.
         base: The URL that its paths are below.
     """
-    # OpenEnv's validator takes the version for that of its API, not of the environment.
-    info = {
-        "title": described["env_id"],
-        "description": described["description"],
-        "version": _OPENENV_VERSION,
-    }
+    info = {"title": described["env_id"], "description": described["description"]}
     return {**document, "info": {**document["info"], **info}, "servers": [{"url": base}]}
 
 
@@ -204,14 +241,14 @@ def _references(value: Any) -> set[str]:
     return set().union(*map(_references, value)) if isinstance(value, list) else set()
 
 
-def _complete(described: dict[str, Any], method: str, path: str) -> None:
+def _complete(described: dict[str, Any], method: str, path: str, tags: Iterable[Tag]) -> None:
     """Add the parts of an operation that readers of the document require: a tag, an id, a description."""
-    tag, explained = next((tag, page) for prefix, tag, _, page in _TAGS if path.startswith(prefix))
-    described["tags"] = [tag]
+    tag = next(each for each in tags if path.startswith(each.prefix))
+    described["tags"] = [tag.name]
     words = re.findall(r"\w+", path.removeprefix("/v1"))
     described.setdefault("operationId", "_".join([method, *words]))
     if not described.get("description"):
-        described["description"] = f"{described['summary'].removesuffix('.')}. See {explained}."
+        described["description"] = f"{described['summary'].removesuffix('.')}. See {tag.page}."
 
 
 def _socket(path: str, what: str) -> dict[str, Any]:
@@ -226,9 +263,9 @@ def _parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": {"type": "string", "pattern": IDENTIFIER}}
 
 
-def _environment_page() -> dict[str, Any]:
+def _environment_page(document: EnvironmentDocument) -> dict[str, Any]:
     """The page about the calls of one environment."""
-    page = _page("OpenEnv: the description of these calls, for one environment", "application/json")
+    page = _page(f"{document.tag}: the description of these calls, for one environment", "application/json")
     page["get"]["parameters"] = [_parameter("env_id")]
     page["get"]["responses"] |= {
         str(status): each for status, each in problems("unknown_env", "draining", always=()).items()

@@ -5,34 +5,33 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
-from time import perf_counter
 from typing import Any
 
 from starlette.datastructures import Headers
 
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.frames import SUBPROTOCOLS, dumps, loads
-from rollgym.clients.protocol.long_content import LONG, read_long
+from rollgym.clients.protocol.frames import LONG, SUBPROTOCOLS, dumps, loads, read_long
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.access.open_sockets import ConnectionSlot
+from rollgym.env_server.access.quotas import ConnectionSlot
 from rollgym.env_server.common.event_loop import Pending
 from rollgym.env_server.common.io_process import ProcessRank, going_away
-from rollgym.env_server.common.overload import Arrivals, QueueDelay
-from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
-from rollgym.env_server.messages.envelope import FrameId, as_problem, bad_frame, frame_id, sendable
-from rollgym.env_server.messages.negotiation import (
+from rollgym.env_server.common.negotiation import (
     PROBLEM_MEDIA_TYPE,
     is_portable,
+    problem_headers,
     too_large_reply,
     too_large_request,
 )
-from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.common.overload import Arrivals, QueueDelay
+from rollgym.env_server.common.requests import FrameId, as_problem, bad_frame, frame_id, invalid, sendable
+from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
+from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.operations.operations import SOCKET_OPS, unknown_op
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
 
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -108,10 +107,7 @@ async def reject(services: Services, send: Send, problem: ProblemError) -> None:
     services.metrics.problems[problem.code] += 1
     body = dumps(problem.to_problem(), binary=False)
     headers = [(b"content-type", PROBLEM_MEDIA_TYPE.encode()), (b"content-length", str(len(body)).encode())]
-    if "retry_after" in problem.extra:
-        headers.append((b"retry-after", str(problem.extra["retry_after"]).encode()))
-    if problem.code == "unauthorized":
-        headers.append((b"www-authenticate", b'Bearer realm="rollgym"'))
+    headers += [(name.lower().encode(), value.encode()) for name, value in problem_headers(problem).items()]
     await send({"type": "websocket.http.response.start", "status": problem.status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": body})
 
@@ -222,7 +218,7 @@ class Socket:
                 if not admissions.are_open():
                     # Frames that are here already are received, and their answers sent, without the loop's going on.
                     await admissions.turn()
-                taken = perf_counter()
+                taken = admissions.admitted_at
                 waited = taken - arrivals.since
                 if waited >= late_s or was_late or len(in_flight) >= most:
                     self._look_at_delay(waited, taken)

@@ -10,18 +10,17 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import RenderRequest, ResetRequest
 from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value, encode_value
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.catalog import CatalogEntry
+from rollgym.env_server.common.metrics import Metrics
+from rollgym.env_server.common.requests import invalid, requested
 from rollgym.env_server.common.settings import Settings
-from rollgym.env_server.journal.journal import EndedStep
-from rollgym.env_server.journal.journal_file import JournalFile
-from rollgym.env_server.messages.validation import invalid, requested
-from rollgym.env_server.operations.failures import busy, environment_error, not_reset
-from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.operations.runner import Runner, busy, environment_error, not_reset
+from rollgym.env_server.sessions.journal import EndedStep
+from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.replies import Reply, detached, encode_given, encode_observation, reset_reply
 from rollgym.env_server.sessions.session import ResetRecord, Running, Session, StepRecord
-from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
-from rollgym.envs.core.reset_options import misfit
+from rollgym.envs.core.hooks import misfit
 
 _SEEDS = 2**53
 _REFUSED_BY_RESET = frozenset({"TypeError", "ValueError"})

@@ -1,4 +1,4 @@
-"""The counters of I/O processes in Prometheus' text format: of one process, and of all together."""
+"""The metrics of a server as Prometheus' text: of one I/O process, or of all together."""
 
 from collections.abc import Iterable, Iterator
 
@@ -7,8 +7,7 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from rollgym.env_server.operations.server_metrics import SERVER_METRICS, ServerState
-from rollgym.env_server.telemetry.server_metric import Combine
+from rollgym.env_server.operations.server_metrics import SERVER_METRICS, Combine, ServerState
 
 # Metrics of the process itself that are not summed over the processes.
 _OF_PROCESSES: dict[str, Combine] = {

@@ -9,9 +9,8 @@ from gymnasium import Space
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.journal.journal_file import Opening
-from rollgym.env_server.operations.failures import busy, step_mismatch
-from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.operations.runner import Runner, busy, step_mismatch
+from rollgym.env_server.sessions.journal_records import Opening
 from rollgym.env_server.sessions.replies import Reply, reset_reply, session_reply
 from rollgym.env_server.sessions.session import ResetRecord, Session
 from rollgym.env_server.sessions.sessions import Sessions, session_gone

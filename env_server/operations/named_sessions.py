@@ -10,9 +10,8 @@ from typing import Any
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.messages.validation import invalid
-from rollgym.env_server.operations.closing import Closing
-from rollgym.env_server.operations.making import Making
+from rollgym.env_server.common.requests import invalid
+from rollgym.env_server.operations.making import Closing, Making
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.sessions import Sessions, session_gone, unknown_session
 

@@ -12,30 +12,24 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import RateLimit
 from rollgym.env_server.common.event_loop import Pending, Slices, is_given_up
 from rollgym.env_server.common.io_process import Lifecycle, ProcessRank
+from rollgym.env_server.common.logs import log_fields
+from rollgym.env_server.common.metrics import TIMED_STEPS, Metrics
 from rollgym.env_server.common.overload import Overload, overloaded
-from rollgym.env_server.gateway.announcements import Announcements
-from rollgym.env_server.gateway.registering import Registering
-from rollgym.env_server.gateway.relay import Relay
+from rollgym.env_server.common.requests import invalid, refuse_fields
+from rollgym.env_server.gateway.gateway import Gateway
+from rollgym.env_server.gateway.peers import Peers, RequestAffinity
 from rollgym.env_server.gateway.relayed_session import RelayedSession
-from rollgym.env_server.gateway.step_shares import StepShares
-from rollgym.env_server.journal.journal import DIGEST_BYTES, MANY_STEPS, unpacked
-from rollgym.env_server.messages.validation import invalid, refuse_fields
-from rollgym.env_server.operations.closing import Closing
 from rollgym.env_server.operations.episodes import Rendering, Resetting
 from rollgym.env_server.operations.information import Information
-from rollgym.env_server.operations.making import Making
+from rollgym.env_server.operations.making import Closing, Making
 from rollgym.env_server.operations.named_sessions import NamedSessions
 from rollgym.env_server.operations.sandbox import RunningCode
 from rollgym.env_server.operations.stepping import Stepping
 from rollgym.env_server.operations.verifying import Verifying
-from rollgym.env_server.peers.peers import Peers
-from rollgym.env_server.peers.request_affinity import RequestAffinity
+from rollgym.env_server.sessions.journal import DIGEST_BYTES, MANY_STEPS, unpacked
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession, Session
 from rollgym.env_server.sessions.sessions import Sessions
-from rollgym.env_server.telemetry.durations import TIMED_STEPS
-from rollgym.env_server.telemetry.logs import log_fields
-from rollgym.env_server.telemetry.metrics import Metrics
 
 SOCKET_OPS = frozenset(
     {
@@ -91,11 +85,8 @@ class Operations:
         rendering: Rendering,
         making: Making,
         verifying: Verifying,
-        registering: Registering,
-        announcements: Announcements,
         running_code: RunningCode | None,
-        relay: Relay,
-        shares: StepShares | None,
+        gateway: Gateway,
         information: Information,
         peers: Peers,
         affinity: RequestAffinity,
@@ -108,13 +99,13 @@ class Operations:
         self._sessions = sessions
         self._by_id = sessions.by_id
         self._making = making
-        self._relay = relay
-        self._shares = shares
+        self._relay = gateway.relay
+        self._shares = gateway.shares
         self._peers = peers
         self._affinity = affinity
         self._metrics = metrics
         self._calls = 0
-        self._closing = Closing(sessions, making, relay, peers)
+        self._closing = Closing(sessions, making, gateway.relay, peers)
         self._names = NamedSessions(rank, sessions, making, self._closing, self.call)
         self._answered = metrics.answered
         self._seconds = metrics.seconds
@@ -139,10 +130,10 @@ class Operations:
             "info": information.server,
             "sessions": information.sessions,
             "ping": _ping,
-            "announce": announcements.announce,
-            "register": registering.register,
-            "heartbeat": registering.heartbeat,
-            "unregister": registering.unregister,
+            "announce": gateway.announcements.announce,
+            "register": gateway.registering.register,
+            "heartbeat": gateway.registering.heartbeat,
+            "unregister": gateway.registering.unregister,
             OPEN_NAMED: self._open_named,
             FIND_NAMED: partial(self._by_name, FIND_NAMED, self._names.find),
             CLOSE_NAMED: partial(self._by_name, CLOSE_NAMED, self._names.close),
@@ -216,12 +207,11 @@ class Operations:
         self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         """Run an operation of a named call; a cancellation by that name cancels this call only."""
+        if type(session) is not Session:
+            return self._pass_on(context, session, op, fields)
         if op == "cancel" and session.call_id != context.call_id:
             return {}
-        if type(session) is Session:
-            reply = self._on_session[op](context, session, fields)
-        else:
-            reply = self._pass_on(context, session, op, fields)
+        reply = self._on_session[op](context, session, fields)
         if isinstance(reply, dict) or op == "cancel":
             return reply
         return _named(session, context.call_id, reply)
@@ -232,6 +222,8 @@ class Operations:
         assert isinstance(session, RelayedSession)
         if op == "fork":
             return self._fork(context, session, fields)
+        if op == "cancel":
+            return self._relay.cancel(context, session, fields)
         return self._relay.call(context, session, op, fields)
 
     async def _later(

@@ -1,32 +1,53 @@
-"""Operations in workers: one task for each, its failures turned into problems, environments attached again."""
+"""Operations in workers: one task for each, its failures turned into problems, environments attached again.
+
+Problems show no more of an environment's failure than a client may see. The workers of one I/O process stand here, too,
+by isolation.
+"""
 
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.values import decode_value
+from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value
+from rollgym.env_server.catalog.catalog import CatalogEntry
 from rollgym.env_server.common.event_loop import Slices
-from rollgym.env_server.common.setting_sections import TimeoutSettings
-from rollgym.env_server.journal.journal import EndedStep, Journal
-from rollgym.env_server.journal.replay import ReplayDiverged, rebuild
-from rollgym.env_server.operations.failures import environment_error, not_in_time, not_reset, worker_died
+from rollgym.env_server.common.metrics import Metrics, RebuildOutcome
+from rollgym.env_server.common.requests import invalid
+from rollgym.env_server.common.settings import ConfigurationError, Isolation, Settings, TimeoutSettings
+from rollgym.env_server.sessions.journal import EndedStep, Journal, ReplayDiverged, rebuild
 from rollgym.env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
 from rollgym.env_server.sessions.sessions import Sessions, session_gone
-from rollgym.env_server.telemetry.metrics import Metrics, RebuildOutcome
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     NoWorker,
     OperationTimeout,
+    OptionsRefused,
     ServerFailed,
     ServerLost,
     StepOutcome,
+    Worker,
     WorkerLost,
 )
+from rollgym.env_server.workers.inline import InlineWorker
+from rollgym.env_server.workers.process import ProcessWorker
+from rollgym.env_server.workers.thread import ThreadWorker
+from rollgym.extras import install_line
 
+# A name in a path may contain blanks if the path is quoted, or if another name follows; otherwise a blank ends it, or
+# the words after a path would be taken for a part of it.
+_NAME = r"[\w.@+~%$#,=-]+"
+_PATHS = re.compile(
+    r"file:/[^\s'\"]*"
+    r"|(?<=['\"`])(?:~|[A-Za-z]:)?(?:[/\\][^/\\'\"`\n]{1,255}){1,64}[/\\]?(?=['\"`])"
+    rf"|(?<![\w/:\\.])(?:~|[A-Za-z]:)?[/\\]{{1,2}}(?:{_NAME}(?: {_NAME}){{0,3}}[/\\]+){{1,64}}(?:{_NAME})?"
+)
+_MAX_MESSAGE = 500
+_MOST_READ = 10_000
 _TRIES = 2
 _OF_THE_SERVER = (ServerFailed, ServerLost)
 _ENDINGS = (
@@ -35,6 +56,63 @@ _ENDINGS = (
 )
 _Result = TypeVar("_Result")
 _log = logging.getLogger(__name__)
+
+
+def environment_error(error: EnvironmentRaised | EncodeError | DecodeError) -> ProblemError:
+    """The problem that an environment raised, or gave something that the wire has no form for.
+
+    File paths are taken out of the message; the log has them. Options that it refuses are the client's fault.
+    """
+    if isinstance(error, EnvironmentRaised):
+        error_class, message = error.error_class, error.message
+    else:
+        error_class, message = "ValueError", str(error)
+    message = _PATHS.sub("<path>", message[:_MOST_READ])[:_MAX_MESSAGE]
+    if isinstance(error, OptionsRefused):
+        return invalid("options", f"the environment refuses them: {message}")
+    return ProblemError("env_error", f"{error_class}: {message}", error_class=error_class, message=message)
+
+
+def worker_died(env_id: str) -> ProblemError:
+    """The problem that an operation took its worker down, each time it was tried."""
+    return ProblemError(
+        "env_error",
+        f"the worker of {env_id} died",
+        error_class="WorkerLost",
+        message="the worker died",
+    )
+
+
+def not_in_time(detail: str, error: OperationTimeout) -> ProblemError:
+    """The problem that an operation timed out; it says so if no worker was free to run it."""
+    return ProblemError("step_timeout", f"{detail}: {error}" if isinstance(error, NoWorker) else detail)
+
+
+def busy(running: Running) -> ProblemError:
+    """The problem that another operation runs on the session."""
+    return ProblemError("busy", f"a {running.kind} is running on this session", running=running.kind)
+
+
+def episode_over(session: Session) -> ProblemError:
+    """The problem that the episode has ended."""
+    return ProblemError(
+        "episode_over", f"episode {session.episode} ended at step {session.step}; reset the session"
+    )
+
+
+def not_reset(session: Session) -> ProblemError:
+    """The problem that no episode runs."""
+    if session.episode < 0:
+        return ProblemError("not_reset", "the session was not reset yet")
+    return ProblemError(
+        "not_reset", f"episode {session.episode} broke off at step {session.step}; reset the session"
+    )
+
+
+def step_mismatch(session: Session, detail: str) -> ProblemError:
+    """The problem that a step names another place than the session is at."""
+    episode = session.episode if session.episode >= 0 else None
+    return ProblemError("step_mismatch", detail, episode=episode, step=session.step)
 
 
 class Runner:
@@ -284,3 +362,75 @@ def _answered(session: Session, before: EndedStep, began: ResetRecord) -> StepRe
         decode_value(None, before.info),
     )
     return StepRecord(before.episode, before.step, before.action, outcome, before.observation, began)
+
+
+class WorkerPools:
+    """Provides the worker of each isolation. Workers that no environment needs are not started.
+
+    Args:
+        settings: The numbers of threads and child processes, and where they run.
+        remote: Runs the environments of registered servers.
+
+    Attributes:
+        threads: The worker of environments isolated by thread.
+        processes: The worker of those isolated by process.
+    """
+
+    def __init__(self, settings: Settings, remote: Worker) -> None:
+        self._remote = remote
+        self.threads = ThreadWorker(settings.threads)
+        # With Ray, there are none here.
+        count = 0 if settings.workers == "ray" else settings.workers
+        self.processes = ProcessWorker(count, settings.log_format)
+        self._most_threads = settings.threads
+        self._workers: dict[Isolation, Worker] = {
+            "inline": InlineWorker(),
+            "thread": self.threads,
+            "process": _process_worker(settings, self.processes),
+        }
+        self._started: list[Worker] = []
+
+    def get(self, isolation: Isolation) -> Worker:
+        """The worker of an isolation."""
+        return self._workers[isolation]
+
+    def of(self, entry: CatalogEntry) -> Worker:
+        """The worker that runs an environment."""
+        return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
+
+    @property
+    def trouble(self) -> str | None:
+        """Why environments isolated by process cannot be made at present; None if they can."""
+        return self._workers["process"].trouble
+
+    @property
+    def threads_stuck(self) -> bool:
+        """Whether every thread is left to a call that took too long."""
+        return self.threads.stuck >= self._most_threads
+
+    async def start(self, isolations: Iterable[Isolation]) -> None:
+        """Start the workers that are needed."""
+        for isolation in isolations:
+            worker = self._workers[isolation]
+            self._started.append(worker)
+            await worker.start()
+
+    async def shutdown(self) -> None:
+        """End the workers and their environments."""
+        for worker in self._started:
+            await worker.shutdown()
+        self._started.clear()
+        await self._remote.shutdown()
+
+
+def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
+    if settings.workers != "ray":
+        return here
+    try:
+        # Ray is not part of the base install.
+        from rollgym.env_server.workers.ray.worker import ray_worker
+    except ImportError as error:
+        raise ConfigurationError(
+            f"`workers: ray` needs Ray, which cannot be imported ({error}): {install_line('ray')}"
+        ) from error
+    return ray_worker(settings)

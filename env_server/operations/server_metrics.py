@@ -1,29 +1,89 @@
 """The metrics of a server: each declared once, in the order in which they are shown."""
 
+import itertools
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from rollgym.clients.measuring.metrics import queued_seconds
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.setting_sections import Isolation
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.metrics import BOUNDS, Durations, Metrics, OperationTimes
+from rollgym.env_server.common.settings import Isolation, Settings
 from rollgym.env_server.gateway.registry import Registry
-from rollgym.env_server.journal.journal_file import JournalFile
-from rollgym.env_server.operations.worker_pools import WorkerPools
+from rollgym.env_server.operations.runner import WorkerPools
+from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.session import BaseSession
-from rollgym.env_server.telemetry.durations import OperationTimes
-from rollgym.env_server.telemetry.metrics import Metrics
-from rollgym.env_server.telemetry.server_metric import ServerMetric
 from rollgym.version import __version__
 
 if TYPE_CHECKING:
     from rollgym.env_server.gateway.shared_journal import SharedJournal
 
+
+StateT = TypeVar("StateT")
+MetricKind = Literal["gauge", "counter", "histogram"]
+Combine = Literal["sum", "largest", "smallest"]
+
+_LE = (*map(str, BOUNDS), "+Inf")
 _ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
+
+
+@dataclass(frozen=True)  # a generic class with slots cannot say what it is of
+class ServerMetric(Generic[StateT]):
+    """A metric of a server.
+
+    Attributes:
+        name: Its name, without the ending that counters have.
+        kind: Its type in Prometheus.
+        help: A short sentence, which goes out with it.
+        values: The current values, by the value of its one label or by the values of several; for a histogram,
+            durations.
+        labels: Its labels.
+        meaning: The text for the documentation, in Markdown, if it says more than `help`.
+        combine: How to combine the figures of I/O processes. A figure that is equal in each process, or a point in
+            time, is not summed.
+    """
+
+    name: str
+    kind: MetricKind
+    help: str
+    values: Callable[[StateT], Mapping[Any, Any]]
+    labels: tuple[str, ...] = ()
+    meaning: str = ""
+    combine: Combine = "sum"
+
+    @property
+    def exported(self) -> str:
+        """Its name as queries have it."""
+        return f"{self.name}_total" if self.kind == "counter" else self.name
+
+    @property
+    def described(self) -> str:
+        """The text for the documentation."""
+        return self.meaning or self.help[0].lower() + self.help[1:]
+
+    def measured(self, state: StateT) -> Metric:
+        """Return it with its present values."""
+        values = self.values(state)
+        if self.kind == "histogram":
+            return self._histogram(values)
+        make = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = make(self.name, self.help, labels=self.labels)
+        for key, value in values.items():
+            family.add_metric((key,) if isinstance(key, str) else key, value)
+        return family
+
+    def _histogram(self, values: Mapping[Any, Durations]) -> Metric:
+        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
+        for key, durations in values.items():
+            counts: Iterable[int] = itertools.accumulate(durations.counts)
+            buckets = [(bound, float(count)) for bound, count in zip(_LE, counts, strict=True)]
+            family.add_metric((key,) if isinstance(key, str) else key, buckets, durations.total)
+        return family
 
 
 @dataclass(slots=True)
@@ -186,7 +246,8 @@ _EPISODES = (
         "Sessions ended",
         lambda server: server.metrics.sessions_ended,
         ("reason",),
-        "`closed`, `evicted`, `lost`, `replay_diverged`",
+        "`closed`, `evicted`, `lost`, `replay_diverged`; where gateways share a journal, each that had the session "
+        "counts it, so that their sum may be larger than the number of sessions",
     ),
     _Declared("rollgym_steps", "counter", "Steps taken", lambda server: server.metrics.steps, ("env_id",)),
     _Declared(
@@ -207,7 +268,8 @@ _EPISODES = (
         lambda server: server.metrics.episodes,
         ("env_id", "outcome"),
         "episodes ended: `success` (by the last info), else `terminated` or `truncated`; `error` if the environment "
-        "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled",
+        "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled; where gateways share "
+        "a journal, each that had the session counts an episode that ended with it, and one counts any other",
     ),
     _Declared(
         "rollgym_verdicts",
@@ -395,8 +457,8 @@ _SHARED_JOURNAL = (
         "What was seen of sessions, by what became of it in the shared journal",
         lambda server: _shared(server, lambda journal: journal.writes),
         ("status",),
-        "records: `ok` once written; `fenced`, `moving`, `gap`, `behind` if another gateway was ahead; `missing`, "
-        "`ended` if the session is gone; `away` if the journal is",
+        "records: `ok` once written; `fenced`, `moving`, `gap`, `behind`, `taken`, `unsure` if another gateway was "
+        "ahead; `missing`, `ended` if the session is gone; `away` if the journal is",
     ),
     _Declared(
         "rollgym_shared_journal_write_seconds",
@@ -411,8 +473,8 @@ _SHARED_JOURNAL = (
         "Calls to the shared journal's server",
         lambda server: _shared(server, lambda journal: journal.calls),
         ("command", "outcome"),
-        "calls to its server: `write`, `open`, `load`, `claim`, `renew`, `moved`, `close`; `ok`, or `away` where no "
-        "good answer came",
+        "calls to its server: `write`, `open`, `load`, `claim`, `renew`, `moved`, `close`, `mark`; `ok`, `unconfirmed` "
+        "where too few replicas confirmed it in time (`journal_replicas`), or `away` where no good answer came",
     ),
     _Declared(
         "rollgym_shared_journal_call_seconds",
@@ -428,6 +490,13 @@ _SHARED_JOURNAL = (
         "Bytes of the records that were sent to the shared journal",
         lambda server: _shared(server, lambda journal: {(): journal.sent_bytes}),
         meaning="bytes of the written records",
+    ),
+    _Declared(
+        "rollgym_shared_journal_damage",
+        "counter",
+        "Sessions whose records in the shared journal were damaged or missing",
+        lambda server: _shared(server, lambda journal: {(): journal.damage}),
+        meaning="sessions whose records were damaged or missing; they are lost",
     ),
 )
 

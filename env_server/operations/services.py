@@ -3,69 +3,45 @@
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.access.open_sockets import OpenSockets
-from rollgym.env_server.access.quotas import QuotaCounters, RateLimit
+from rollgym.env_server.access.quotas import OpenSockets, QuotaCounters, RateLimit
 from rollgym.env_server.access.tokens import Caller, Tokens
-from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.catalog.entry import CatalogEntry
-from rollgym.env_server.common.admissions import Admissions
-from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason
+from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
+from rollgym.env_server.common.event_loop import Admissions
+from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, Unanswered
+from rollgym.env_server.common.loop_watch import LoopWatch
+from rollgym.env_server.common.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.common.overload import Overload
-from rollgym.env_server.common.setting_sections import Isolation
-from rollgym.env_server.common.settings import ConfigurationError, Settings
-from rollgym.env_server.common.unanswered import Unanswered
-from rollgym.env_server.gateway.announcements import Announcements
-from rollgym.env_server.gateway.moves import Moves
-from rollgym.env_server.gateway.registering import Lineage, Registering, catalog_entry
-from rollgym.env_server.gateway.registry import Registration, Registry
-from rollgym.env_server.gateway.relay import Relay
-from rollgym.env_server.gateway.relayed_making import RelayedMaking
-from rollgym.env_server.gateway.relayed_session import places_answered
-from rollgym.env_server.gateway.relocation import Relocation
-from rollgym.env_server.gateway.remote_worker import RemoteWorker
-from rollgym.env_server.gateway.roster import Roster
-from rollgym.env_server.gateway.session_release import SessionRelease
-from rollgym.env_server.gateway.shared_relocation import SharedRelocation
-from rollgym.env_server.gateway.step_shares import StepShares
-from rollgym.env_server.gateway.upstream.node import Nodes
-from rollgym.env_server.journal.journal_file import JournalError, JournalFile
+from rollgym.env_server.common.settings import ConfigurationError, Isolation, Settings
+from rollgym.env_server.gateway.gateway import Gateway
+from rollgym.env_server.gateway.peers import Peers, RequestAffinity
+from rollgym.env_server.gateway.registering import catalog_entry
+from rollgym.env_server.gateway.registry import Registration
 from rollgym.env_server.operations.episodes import Rendering, Resetting
 from rollgym.env_server.operations.exposition import Exposition, aggregate
-from rollgym.env_server.operations.information import Information
-from rollgym.env_server.operations.interactive_sessions import InteractiveSessions
+from rollgym.env_server.operations.information import Information, Readiness
 from rollgym.env_server.operations.making import Making
 from rollgym.env_server.operations.operations import Calls, Operations
-from rollgym.env_server.operations.readiness import Readiness
-from rollgym.env_server.operations.runner import Runner
-from rollgym.env_server.operations.sandbox import RunningCode, ServedSandbox
+from rollgym.env_server.operations.runner import Runner, WorkerPools
+from rollgym.env_server.operations.sandbox import InteractiveSessions, Programs
 from rollgym.env_server.operations.server_metrics import ServerState
 from rollgym.env_server.operations.stepping import Stepping
 from rollgym.env_server.operations.verifying import Verifying
-from rollgym.env_server.operations.worker_pools import WorkerPools
-from rollgym.env_server.peers.forwarder import Forwarder
-from rollgym.env_server.peers.peers import Peers
-from rollgym.env_server.peers.request_affinity import RequestAffinity
+from rollgym.env_server.sessions.journal_file import JournalError, JournalFile
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
-from rollgym.env_server.sessions.session_restore import SessionRestore
-from rollgym.env_server.sessions.sessions import Sessions
-from rollgym.env_server.telemetry.loop_watch import LoopWatch
-from rollgym.env_server.telemetry.metrics import EnvironmentLabels, Metrics
+from rollgym.env_server.sessions.sessions import SessionRestore, Sessions
 from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from rollgym.extras import install_line
 
 if TYPE_CHECKING:
-    from rollgym.env_server.gateway.shared_journal import SharedJournal
     from rollgym.env_server.operations.tracing import TracedOperations
 
 _log = logging.getLogger(__name__)
 
-_MOVES = "moves.jsonl"
 # Nodes register again within seconds.
 _REGISTRATION_PATIENCE_S = 120.0
 
@@ -84,6 +60,8 @@ class Services:
 
     def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
         self.settings = settings
+        # Looked at for every answer.
+        self.portable_limit = settings.max_portable_bytes
         self.rank = rank
         self.tokens = tokens
         self.lifecycle = Lifecycle()
@@ -91,28 +69,22 @@ class Services:
         self.admissions = Admissions()
         self.overload = Overload(settings.max_queue_s, self.admissions)
         self._catalog = catalog
-        roster = Roster(None if rank.directory is None else rank.directory / "registrations.json")
-        catalog.absence = roster.absence
-        registry = Registry(self._appeared, catalog.remove, self.metrics, roster)
-        nodes = Nodes(settings.max_portable_bytes)
-        lineage = Lineage(registry)
-        self._registry = registry
-        self._worker_pools = WorkerPools(settings, RemoteWorker(registry, self.metrics))
-        self.loop_watch = LoopWatch(
-            self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
-        )
         self._quota_counters = QuotaCounters(rank)
         self._affinity = RequestAffinity(rank)
         self._journal_file = _journal_file(rank)
-        self._shared_journal = shared = _shared_journal(settings)
         self._sessions = Sessions(settings, rank, self._quota_counters, self.metrics, self._journal_file)
+        self._gateway = gateway = Gateway(
+            settings, rank, tokens, catalog, self._sessions, self.metrics, self._appeared
+        )
+        catalog.absence = gateway.roster.absence
+        self._worker_pools = WorkerPools(settings, gateway.worker)
+        self.loop_watch = LoopWatch(
+            self.metrics, {each: self._worker_pools.get(each).times for each in ("inline", "thread")}
+        )
         self._session_restore: SessionRestore | None = None
-        self._forwarder: Forwarder | None = None
-        if rank.processes > 1 and rank.directory is not None:
-            self._forwarder = Forwarder(rank.directory, rank.index, rank.processes)
-        self._peers = Peers(rank, self._forwarder)
+        self._peers = Peers(rank)
         self._readiness = Readiness(
-            rank, self.lifecycle, self._worker_pools, self._journal_file, roster, shared
+            rank, self.lifecycle, self._worker_pools, self._journal_file, gateway.roster, gateway.journal
         )
         self._exposition = Exposition(
             ServerState(
@@ -121,47 +93,25 @@ class Services:
                 metrics=self.metrics,
                 sessions=self._sessions.by_id,
                 pools=self._worker_pools,
-                registry=registry,
+                registry=gateway.registry,
                 journal_file=self._journal_file,
-                shared_journal=shared,
+                shared_journal=gateway.journal,
             )
         )
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
-        self._moves = Moves(
-            rank.directory / _MOVES if settings.gateway and rank.directory is not None else None
-        )
-        release = SessionRelease(registry, self._moves, shared)
-        relocation = Relocation(
-            *(settings, tokens, catalog, self._sessions, registry, nodes, release, self.metrics),
-            self._moves,
-            None
-            if shared is None
-            else SharedRelocation(settings, self._sessions, registry, nodes, self.metrics, shared),
-        )
-        self._relay = Relay(self._sessions, relocation, self.metrics, shared, is_gateway=settings.gateway)
         self._making = Making(
             settings,
             catalog,
             self._sessions,
             self._runner,
             resetting,
-            RelayedMaking(
-                settings, tokens, self._sessions, registry, release, self.metrics, shared, relocation
-            ),
+            gateway.making,
             self._worker_pools.of,
             self._journal_file,
         )
         self.sockets = OpenSockets(settings)
-        self._served_sandbox: ServedSandbox | None = None
-        self._running_code: RunningCode | None = None
-        self.interactive_sessions: InteractiveSessions | None = None
-        if settings.runs_code:
-            self._served_sandbox = ServedSandbox(settings)
-            self._running_code = RunningCode(settings, self._served_sandbox, self.metrics)
-            self.interactive_sessions = InteractiveSessions(settings, self._served_sandbox)
-        registering = Registering(settings, catalog, registry, nodes, lineage)
-        self._announcements = Announcements(registering, registry)
+        self._programs = Programs(settings, self.metrics) if settings.runs_code else None
         operations = Operations(
             lifecycle=self.lifecycle,
             sessions=self._sessions,
@@ -170,14 +120,9 @@ class Services:
             rendering=Rendering(self._runner),
             making=self._making,
             verifying=Verifying(settings, catalog, self.metrics, self._verifier),
-            registering=registering,
-            announcements=self._announcements,
-            running_code=self._running_code,
-            relay=self._relay,
-            shares=StepShares(self._relay, self._sessions.by_id)
-            if settings.gateway and shared is None
-            else None,
-            information=Information(settings, rank, catalog, self._sessions, self._peers, lineage),
+            running_code=None if self._programs is None else self._programs.running,
+            gateway=gateway,
+            information=Information(settings, rank, catalog, self._sessions, self._peers, gateway.lineage),
             peers=self._peers,
             affinity=self._affinity,
             metrics=self.metrics,
@@ -197,7 +142,7 @@ class Services:
         return self._worker_pools.get("thread" if entry.isolation == "thread" else "process")
 
     def _appeared(self, registration: Registration) -> None:
-        entry = catalog_entry(registration, self._registry, self.settings)
+        entry = catalog_entry(registration, self._gateway.registry, self.settings)
         entry.label = self.metrics.labels.of(entry.env_id)
         self._catalog.put(entry)
         if self._session_restore is not None:
@@ -209,13 +154,12 @@ class Services:
         Raises:
             ConfigurationError: If an environment cannot be made.
         """
-        if self._shared_journal is not None:
-            await self._shared_journal.start(partial(places_answered, self._sessions.by_id.values()))
+        await self._gateway.start()
         needed: set[Isolation] = {entry.isolation for entry in self._catalog}
         if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
             needed.add("process")
-        if self._served_sandbox is not None:
-            await self._served_sandbox.start()
+        if self._programs is not None:
+            await self._programs.start()
         await self._worker_pools.start(sorted(needed))
         await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
         self.loop_watch.start()
@@ -227,8 +171,7 @@ class Services:
             )
             self._session_restore.begin()
             self._making.recall(self._journal_file.sessions)
-        if self._forwarder is not None:
-            await self._forwarder.start(self._answer_peer, self._peer_lost)
+        await self._peers.start(self._answer_peer, self._peer_lost)
         self.lifecycle.phase = Phase.READY
 
     def reload_tokens(self) -> None:
@@ -242,10 +185,15 @@ class Services:
         for session in list(self._sessions.by_id.values()):
             if self.tokens.named(session.owner) is None:
                 self._sessions.end(session, "evicted")
-        for registration in list(self._registry):
+        for registration in list(self._gateway.registry):
             if self.tokens.named(registration.owner) is None:
-                self._registry.remove(registration)
+                self._gateway.registry.remove(registration)
         _log.warning("the token file was read again")
+
+    @property
+    def interactive_sessions(self) -> InteractiveSessions | None:
+        """The interactive sessions with programs; None where nothing runs in a sandbox of this server."""
+        return None if self._programs is None else self._programs.interactive
 
     @property
     def keeps_traces(self) -> bool:
@@ -344,26 +292,20 @@ class Services:
         self.lifecycle.phase = Phase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
-        await self._relay.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
-        if self._running_code is not None:
-            await self._running_code.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
+        await self._gateway.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
+        if self._programs is not None:
+            await self._programs.running.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
         await self.unanswered.settle(max(0.0, deadline - asyncio.get_running_loop().time()))
 
     async def stop(self) -> None:
         """End the workers; the sessions stay in their journals."""
         self.loop_watch.stop()
         self.overload.stop()
-        if self._forwarder is not None:
-            await self._forwarder.close()
-        for part in (self._running_code, self.interactive_sessions, self._served_sandbox):
-            if part is not None:
-                await part.close()
+        await self._peers.close()
+        if self._programs is not None:
+            await self._programs.close()
         await self._sessions.shutdown()
-        await self._relay.shutdown()
-        self._moves.close()
-        await self._announcements.shutdown()
-        if self._shared_journal is not None:
-            await self._shared_journal.close()
+        await self._gateway.shutdown()
         await self._worker_pools.shutdown()
         if self._journal_file is not None:
             self._journal_file.close()
@@ -397,19 +339,6 @@ def _tracing(
             f"trace_endpoint needs the extra otel ({install_line('otel')}): {error}"
         ) from error
     return TracedOperations(operations, sessions, rank, settings.trace_endpoint, settings.trace_ratio)
-
-
-def _shared_journal(settings: Settings) -> "SharedJournal | None":
-    if settings.journal_url is None:
-        return None
-    try:
-        # Gateways without a shared journal need none of it.
-        from rollgym.env_server.gateway.shared_journal import SharedJournal
-    except ImportError as error:
-        raise ConfigurationError(
-            f"journal_url needs the extra redis ({install_line('redis')}): {error}"
-        ) from error
-    return SharedJournal(settings.journal_url.get_secret_value())
 
 
 def _journal_file(rank: ProcessRank) -> JournalFile | None:

@@ -7,27 +7,28 @@ repeated request can join it; the handler gives an awaitable then.
 
 import math
 from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import StepRequest
 from rollgym.clients.protocol.values import EncodeError
 from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.metrics import Metrics
+from rollgym.env_server.common.requests import ENVELOPE, requested
 from rollgym.env_server.common.settings import Settings
-from rollgym.env_server.journal.journal_file import JournalFile
-from rollgym.env_server.messages.validation import ENVELOPE, requested
 from rollgym.env_server.operations.episodes import Resetting
-from rollgym.env_server.operations.failures import (
+from rollgym.env_server.operations.runner import (
+    Runner,
     busy,
     environment_error,
     episode_over,
     not_reset,
     step_mismatch,
 )
-from rollgym.env_server.operations.runner import Runner
+from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.replies import Reply, detached, encode_observation, step_reply
 from rollgym.env_server.sessions.session import Running, Session, StepRecord
-from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import EnvironmentRaised, StepOutcome
 
 _PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
@@ -44,6 +45,26 @@ class NextEpisode(NamedTuple):
 
 
 _NO_CHOICE = NextEpisode()
+
+
+# Not frozen: one is made for every step, and a frozen one takes twice as long.
+@dataclass(slots=True)
+class StepOrder:
+    """What a request asks for that takes a step.
+
+    Attributes:
+        action: The action, as it came.
+        episode: The episode that the step is for; None for the one that runs.
+        step: The index of the step; None for the next one.
+        then: How the next episode begins if the step ends this one; None if none is to begin.
+        timeout_s: How long the step may take; None for as long as the environment's steps may.
+    """
+
+    action: Any
+    episode: int | None
+    step: int | None
+    then: NextEpisode | None
+    timeout_s: float | None = None
 
 
 class Stepping:
@@ -91,43 +112,32 @@ class Stepping:
                 chosen = request.reset
                 then = _NO_CHOICE if chosen is None else NextEpisode(chosen.seed, chosen.options)
                 self._resetting.check_options(session.entry, then.options)
-            return self._step(
-                context, session, request.action, request.episode, request.step, then, request.timeout_s
-            )
+            order = StepOrder(request.action, request.episode, request.step, then, request.timeout_s)
+            return self._step(context, session, order)
         then = None
         if fields.get("autoreset"):
             then = NextEpisode(fields["reset"]["seed"]) if "reset" in fields else _NO_CHOICE
-        return self._step(context, session, fields["action"], episode, index, then, None)
+        return self._step(context, session, StepOrder(fields["action"], episode, index, then))
 
-    def _step(
-        self,
-        context: Context,
-        session: Session,
-        wire: Any,
-        episode: int | None,
-        index: int | None,
-        then: NextEpisode | None,
-        timeout_s: float | None,
-    ) -> Reply | Awaitable[Reply]:
+    def _step(self, context: Context, session: Session, order: StepOrder) -> Reply | Awaitable[Reply]:
         if session.recoverable and not session.attached:
             running = session.running
             if running is None or running.kind == "recovery":
-                return self._recovered(context, session, wire, episode, index, then, timeout_s)
+                return self._recovered(context, session, order)
+        episode, index = order.episode, order.step
         if (
             not session.playing
             or session.running is not None
             or (index is not None and index != session.step)
             or (episode is not None and episode != session.episode)
         ):
-            return self._repeat(context, session, wire, episode, index, then)
-        action, written = session.read_action(wire)
+            return self._repeat(context, session, order)
+        action, written = session.read_action(order.action)
         if session.journal.most > self._surely_short:
             self._require_room(session, written)
         inline = session.inline
         if inline is None or not session.attached:
-            limit = session.entry.step_timeout_s
-            timeout = limit if timeout_s is None else min(limit, timeout_s)
-            body = self._step_in_worker(session, action, written, then, timeout)
+            body = self._step_in_worker(session, order, action, written)
             running = self._runner.start(
                 session, "step", body, episode=session.episode, step=session.step, action=written
             )
@@ -137,6 +147,7 @@ class Stepping:
         except EnvironmentRaised as error:
             raise self._failed(session, written, error) from error
         record = self._taken(session, written, outcome)
+        then = order.then
         if then is not None and (session.terminated or session.truncated):
             record = self._begin_next(session, record, then)
         return self._encoded(context, session, record)
@@ -157,31 +168,22 @@ class Stepping:
             )
 
     async def _step_in_worker(
-        self, session: Session, action: Any, written: Any, then: NextEpisode | None, timeout: float
+        self, session: Session, order: StepOrder, action: Any, written: Any
     ) -> StepRecord:
-        record = self._taken(session, written, await self._outcome(session, action, timeout))
-        if then is not None and not session.playing:
-            record = await self._begin_next_in_worker(session, record, then)
-        return record
-
-    async def _outcome(self, session: Session, action: Any, timeout: float) -> StepOutcome:
-        return await self._runner.in_episode(
+        limit = session.entry.step_timeout_s
+        timeout = limit if order.timeout_s is None else min(limit, order.timeout_s)
+        outcome = await self._runner.in_episode(
             session, lambda: session.worker.step(session.session_id, action, timeout=timeout)
         )
+        record = self._taken(session, written, outcome)
+        if order.then is not None and not session.playing:
+            record = await self._begin_next_in_worker(session, record, order.then)
+        return record
 
-    async def _recovered(
-        self,
-        context: Context,
-        session: Session,
-        wire: Any,
-        episode: int | None,
-        index: int | None,
-        then: NextEpisode | None,
-        timeout_s: float | None,
-    ) -> Reply:
+    async def _recovered(self, context: Context, session: Session, order: StepOrder) -> Reply:
         """A step of a session from the journal of a process that died: its environment and its last answer first."""
         await self._runner.recover(session)
-        reply = self._step(context, session, wire, episode, index, then, timeout_s)
+        reply = self._step(context, session, order)
         return reply if isinstance(reply, dict) else await reply
 
     def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
@@ -252,28 +254,21 @@ class Stepping:
 
     # -- steps that are not simply the next one ------------------------------------------------------------------
 
-    def _repeat(
-        self,
-        context: Context,
-        session: Session,
-        wire: Any,
-        episode: int | None,
-        index: int | None,
-        then: NextEpisode | None,
-    ) -> Reply | Awaitable[Reply]:
+    def _repeat(self, context: Context, session: Session, order: StepOrder) -> Reply | Awaitable[Reply]:
+        episode, index = order.episode, order.step
         running = session.running
         if running is not None:
             if running.kind == "step" and index == running.step and episode in (None, running.episode):
-                if _same_action(session, wire, running.action):
+                if _same_action(session, order.action, running.action):
                     return self._later(context, session, running)
                 raise step_mismatch(session, f"step {index} is running with another action")
             raise busy(running)
         last = session.last
         if index is not None and last is not None and index == last.step and episode in (None, last.episode):
-            if _same_action(session, wire, last.action):
-                if then is not None and _awaits_reset(session, last):
+            if _same_action(session, order.action, last.action):
+                if order.then is not None and _awaits_reset(session, last):
                     # The process that took the step died before it began the next episode.
-                    body = self._begin_next_in_worker(session, last, then)
+                    body = self._begin_next_in_worker(session, last, order.then)
                     running = self._runner.start(
                         session, "step", body, episode=last.episode, step=last.step, action=last.action
                     )

@@ -18,10 +18,10 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.logs import CURRENT_TRACE
 from rollgym.env_server.operations.operations import SOCKET_OPS, Calls
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
-from rollgym.env_server.telemetry.logs import CURRENT_TRACE
 from rollgym.version import __version__
 
 _TRACED = SOCKET_OPS - {"ping"} | {"register", "unregister", "sessions"}

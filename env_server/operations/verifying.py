@@ -8,13 +8,12 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import VerifyRequest
 from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.catalog.entry import CatalogEntry
+from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
+from rollgym.env_server.common.metrics import Metrics
+from rollgym.env_server.common.requests import invalid, requested
 from rollgym.env_server.common.settings import Settings
-from rollgym.env_server.messages.validation import invalid, requested
-from rollgym.env_server.operations.failures import environment_error
+from rollgym.env_server.operations.runner import environment_error
 from rollgym.env_server.sessions.replies import Reply, encode_given
-from rollgym.env_server.telemetry.metrics import Metrics
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
     OperationTimeout,

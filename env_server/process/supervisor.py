@@ -15,10 +15,9 @@ from pathlib import Path
 
 from rollgym.env_server.access.quotas import start_quota_counters
 from rollgym.env_server.common.io_process import ProcessRank
+from rollgym.env_server.common.logs import configure_logs
 from rollgym.env_server.common.settings import ConfigurationError, Settings
-from rollgym.env_server.process.listening import bind, reserve, url_of
-from rollgym.env_server.process.server import run_process
-from rollgym.env_server.telemetry.logs import configure_logs
+from rollgym.env_server.process.server import bind, reserve, run_process, url_of
 
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "

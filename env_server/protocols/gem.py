@@ -93,9 +93,11 @@ class GemListReply(BaseModel):
     responses=problems(*RUNS, "invalid_action", "episode_over"),
 )
 async def gem_step(call: Call, request: GemStepRequest) -> Response:
-    """GEM: take an action in an environment."""
+    """GEM: take an action in an environment; at the limit of steps it is terminated, too, as GEM's own are."""
     reply = await step_by_text(call.services.operations, call.context, request.sandbox_id, request.action)
-    return call.answer(_only(GemStepReply, reply))
+    # Who plays GEM's environments, as ROLL's managers do, looks at the termination alone.
+    terminated = reply["terminated"] or reply["truncated"]
+    return call.answer(_only(GemStepReply, reply) | {"terminated": terminated})
 
 
 @GEM_CALLS.post(f"{PREFIX}/reset", response_model=GemResetReply, responses=problems(*RUNS))

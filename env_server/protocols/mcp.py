@@ -2,7 +2,7 @@
 
 An MCP session has the id of its session here. The id contains the owner, so any I/O process and any gateway can
 answer, and this module keeps no state: it reads the tools from the answer of the episode's reset, which it requests
-again.
+again. The OpenAPI document gets a description of the messages from here, since the routes of calls have none.
 """
 
 import re
@@ -14,16 +14,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from rollgym.clients.protocol.arrays import DecodeError
-from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.frames import dumps, loads
+from rollgym.clients.protocol.errors import ProblemError, codes_of
+from rollgym.clients.protocol.frames import MEDIA_TYPES, dumps, loads
 from rollgym.clients.protocol.messages import IDENTIFIER
 from rollgym.env_server.access.context import Context
+from rollgym.env_server.common.negotiation import answer, problem_answer, read_value
+from rollgym.env_server.common.requests import as_problem, invalid, validate
+from rollgym.env_server.http.openapi import MAKES, RUNS, problems
 from rollgym.env_server.http.transport.connection import CAME
-from rollgym.env_server.messages.envelope import as_problem
-from rollgym.env_server.messages.negotiation import answer, problem_answer, read_value
-from rollgym.env_server.messages.validation import invalid, validate
 from rollgym.env_server.operations.services import Services
-from rollgym.env_server.protocols.mcp_description import MCP_METHODS
 from rollgym.env_server.protocols.mcp_forms import (
     BATCHING,
     CANCELLED,
@@ -48,14 +47,148 @@ from rollgym.env_server.protocols.mcp_forms import (
     step_result,
     version_message,
 )
-from rollgym.env_server.protocols.openenv_tools import OpenEnvTools
 from rollgym.env_server.protocols.operating import operate, step_by_text
-from rollgym.env_server.protocols.session_tools import SessionTools, reset_request_id
+from rollgym.env_server.protocols.tools import OpenEnvTools, SessionTools, reset_request_id
 
+MCP_PATH = "/mcp/{env_id}"
+"""The path under which each environment is an MCP server."""
+
+MCP_METHODS = ("POST", "DELETE")
+"""The methods that it answers there."""
+
+_JSON = MEDIA_TYPES[False]
+_ID = {"type": ["string", "integer", "null"]}
+_MESSAGE = {
+    "type": "object",
+    "title": "McpMessage",
+    "description": "A message of JSON-RPC 2.0; one without an id is a notification.",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": {"type": ["string", "integer"]},
+        "method": {
+            "type": "string",
+            "description": "initialize, ping, tools/list or tools/call; notifications are taken and not answered.",
+        },
+        "params": {"type": "object", "description": "As the revision of MCP has them."},
+    },
+    "required": ["jsonrpc", "method"],
+}
+_RESULT = {
+    "type": "object",
+    "properties": {"jsonrpc": {"const": "2.0"}, "id": _ID, "result": {"type": "object"}},
+    "required": ["jsonrpc", "id", "result"],
+}
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "jsonrpc": {"const": "2.0"},
+        "id": _ID,
+        "error": {
+            "type": "object",
+            "properties": {
+                "code": {"type": "integer"},
+                "message": {"type": "string"},
+                "data": {"description": "A problem of this server, or what MCP says belongs here."},
+            },
+            "required": ["code", "message"],
+        },
+    },
+    "required": ["jsonrpc", "id", "error"],
+}
+_SESSION_PARAMETER = {
+    "name": "Mcp-Session-Id",
+    "in": "header",
+    "schema": {
+        "type": "string",
+        "description": "The session that `initialize` has begun; its id is that of ours.",
+    },
+}
+_PATH = {
+    "name": "env_id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": IDENTIFIER},
+}
+_POSTED = {
+    "operationId": "post_mcp",
+    "summary": "MCP: a message over streamable HTTP",
+    "parameters": [
+        _PATH,
+        {
+            "name": "kwargs",
+            "in": "query",
+            "schema": {"type": "string", "description": "Kwargs of the environment, as a JSON object."},
+        },
+        {
+            "name": "seed",
+            "in": "query",
+            "schema": {"type": "integer", "minimum": 0, "description": "Of the first episode."},
+        },
+        _SESSION_PARAMETER,
+        {
+            "name": "MCP-Protocol-Version",
+            "in": "header",
+            "schema": {
+                "type": "string",
+                "enum": list(VERSIONS),
+                "description": "The revision that is spoken.",
+            },
+        },
+    ],
+    "requestBody": {"required": True, "content": {_JSON: {"schema": _MESSAGE}}},
+}
+
+
+_POSTED_TO_OPENENV = {
+    "operationId": "post_openenv_mcp",
+    "summary": "OpenEnv and MCP: a JSON-RPC message",
+    "description": "With `initialize` or the header `Mcp-Session-Id` it is one of MCP's, otherwise of OpenEnv's: "
+    "`openenv/session/create`, `openenv/session/close`, `tools/list` or `tools/call`, with the session in "
+    "`params.session_id`, and the answer is 200 whatever it says. See docs/other_protocols.md.",
+}
 _SESSION = "Mcp-Session-Id"
 _VERSION = "mcp-protocol-version"
 _QUERY = frozenset({"kwargs", "seed"})
 _MOST_IN_BATCH = 100
+_SEEDS = 2**53
+_SEED_DIGITS = len(str(_SEEDS))
+
+
+def described_mcp(*, openenv: bool = False) -> dict[str, Any]:
+    """MCP's calls, by their methods.
+
+    Args:
+        openenv: Whether to describe OpenEnv's path, where messages need no session.
+    """
+    codes = MAKES | RUNS | codes_of(lambda problem: problem.told_to_agents) | {"unknown_env"}
+    answers: dict[str, Any] = {
+        "200": {
+            "description": "The result of a request, or an error that its client can mend",
+            "headers": {
+                "Mcp-Session-Id": {"description": "After `initialize`", "schema": {"type": "string"}}
+            },
+            "content": {_JSON: {"schema": {"anyOf": [_RESULT, _ERROR]}}},
+        },
+        "202": {"description": "A notification, or an answer to what nobody asked"},
+        "400": {
+            "description": "No message that can be read, no session, or a revision that is not spoken",
+            "content": {_JSON: {"schema": _ERROR}},
+        },
+    }
+    for status, problem in problems(*codes).items():
+        answers[str(status)] = problem | {"content": {_JSON: {"schema": _ERROR}} | problem["content"]}
+    ends = {str(status): problem for status, problem in problems("unknown_session", "session_gone").items()}
+    posted = {**_POSTED, **(_POSTED_TO_OPENENV if openenv else {})}
+    name = "delete_openenv_mcp" if openenv else "delete_mcp"
+    return {
+        "post": {**posted, "responses": dict(sorted(answers.items()))},
+        "delete": {
+            "operationId": name,
+            "summary": "MCP: the end of a session",
+            "parameters": [_PATH, _SESSION_PARAMETER | {"required": True}],
+            "responses": {"204": {"description": "It has ended"}, **ends},
+        },
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,23 +216,21 @@ class McpAdapter:
 
     Args:
         services: Carries out the operations.
+        openenv: Whether it answers at OpenEnv's path, whose clients send messages without a session in the headers.
     """
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, *, openenv: bool = False) -> None:
         self._services = services
         self._operations = services.operations
         self._limit = services.settings.max_reply_bytes
+        self._openenv = openenv
 
-    async def respond(
-        self, request: Request, headers: Mapping[str, str], env_id: str, *, openenv: bool = False
-    ) -> Response:
+    async def respond(self, request: Request, headers: Mapping[str, str]) -> Response:
         """Answer one HTTP request.
 
         Args:
-            request: The request.
+            request: The request, at an environment's path.
             headers: By their names in lower case.
-            env_id: The environment at its path.
-            openenv: Whether the path is OpenEnv's, whose clients send messages without a session in the headers.
 
         Raises:
             ProblemError: It is not allowed, or no message can be read from it.
@@ -114,6 +245,7 @@ class McpAdapter:
         context.waited_s = waited_s
         # Answers are looked into here.
         context.fragments = False
+        env_id = request.scope["path_params"]["env_id"]
         tools = SessionTools(self._operations, env_id)
         session_id = headers.get(_SESSION.lower(), "")
         client = _Client(context, tools, request, env_id, session_id, headers.get(_VERSION))
@@ -123,7 +255,7 @@ class McpAdapter:
         if method != "POST":
             # A client may open a stream for messages that the server starts, but this server starts none.
             return Response(status_code=405, headers={"Allow": ", ".join(MCP_METHODS)})
-        return await self._post(client, headers, openenv=openenv)
+        return await self._post(client, headers)
 
     async def _delete(self, client: _Client) -> Response:
         if not client.session_id:
@@ -138,15 +270,15 @@ class McpAdapter:
         await operate(self._operations, client.context, "close", {"session_ids": [client.session_id]})
         return Response(status_code=204)
 
-    async def _post(self, client: _Client, headers: Mapping[str, str], *, openenv: bool) -> Response:
-        for_openenv = OpenEnvTools(self._services, client.env_id, client.context) if openenv else None
+    async def _post(self, client: _Client, headers: Mapping[str, str]) -> Response:
+        for_openenv = OpenEnvTools(self._services, client.env_id, client.context) if self._openenv else None
         try:
             content = await read_value(client.request, headers, self._services.settings.max_request_bytes)
         except ProblemError as problem:
             if problem.code != "invalid_request":
                 raise
             # OpenEnv answers every message with 200; its clients look at no other answer.
-            return self._say(error_message(None, PARSE_ERROR, problem.detail), 200 if openenv else 400)
+            return self._say(error_message(None, PARSE_ERROR, problem.detail), 200 if self._openenv else 400)
         if for_openenv is not None and not client.session_id and not _is_mcps(content):
             return self._say(await for_openenv.answer(content))
         if client.version is not None and client.version not in VERSIONS:
@@ -321,7 +453,9 @@ def _query(request: Request) -> tuple[dict[str, Any] | None, int | None]:
     for name in fields.keys() - _QUERY:
         raise invalid(name, f"a URL of MCP takes no such query, only {' and '.join(sorted(_QUERY))}")
     kwargs, seed = fields.get("kwargs"), fields.get("seed")
-    if seed is not None and not (seed.isascii() and seed.isdigit() and int(seed[:17]) < 2**53):
+    if seed is not None and not (
+        seed.isascii() and seed.isdigit() and len(seed) <= _SEED_DIGITS and int(seed) < _SEEDS
+    ):
         raise invalid("seed", "a whole number from 0 below 2**53")
     if kwargs is None:
         return None, None if seed is None else int(seed)

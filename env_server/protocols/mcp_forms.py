@@ -12,7 +12,7 @@ from rollgym.clients.protocol.messages import Seed
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.clients.replies.formats.table import FORMATS
-from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.common.requests import invalid
 from rollgym.env_server.protocols.openenv_forms import META, is_failed_call, value_schema
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.version import __version__

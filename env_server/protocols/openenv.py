@@ -1,4 +1,4 @@
-"""OpenEnv over HTTP: descriptions of an environment, and calls that each make an environment of their own."""
+"""OpenEnv: descriptions of an environment and calls over HTTP, each of which makes an environment of its own."""
 
 from fastapi import Response
 
@@ -6,6 +6,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.http.call_routes import Call, PathId, call_router
 from rollgym.env_server.http.openapi import MAKES, problems
 from rollgym.env_server.protocols.openenv_forms import (
+    TASKS_PER_SPLIT,
     OpenEnvHealth,
     OpenEnvMetadata,
     OpenEnvReply,
@@ -21,12 +22,12 @@ from rollgym.env_server.protocols.openenv_forms import (
     OpenEnvTaskReply,
     OpenEnvTaskRequest,
     OpenEnvTasksReply,
+    SeedTasks,
     metadata_payload,
     observation_payload,
     schemas_payload,
 )
 from rollgym.env_server.protocols.operating import operate, step_by_text
-from rollgym.env_server.protocols.seed_tasks import TASKS_PER_SPLIT, SeedTasks
 from rollgym.env_server.sessions.replies import Reply
 
 PREFIX = "/openenv/{env_id}"

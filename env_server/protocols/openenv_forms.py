@@ -1,42 +1,102 @@
-"""Converts OpenEnv's messages to and from requests and answers of this server; no I/O."""
+"""Converts OpenEnv's messages to and from requests and answers of this server; no I/O.
+
+A task is a seed, in one of the environment's splits.
+"""
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from gymnasium import spaces
 from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.free_form import FreeFields, FreeValue
+from rollgym.clients.protocol.free_form import WHOLE, FreeFields, FreeValue
 from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.clients.protocol.spaces import parse_space
-from rollgym.clients.protocol.whole_numbers import WHOLE
-from rollgym.env_server.messages.envelope import sendable
-from rollgym.env_server.protocols.seed_tasks import SeedTasks
+from rollgym.env_server.common.requests import invalid, sendable
 from rollgym.env_server.sessions.replies import Reply
 
+TASKS_PER_SPLIT = 10_000
+"""The number of tasks that a split reports. Environments draw a task from each seed, so any number would do."""
+
+_TYPES = {"train": "train", "valid": "validation", "validation": "validation", "test": "test"}
+_ONLY = "train"
 TEXT_SPACES = frozenset({"Text", "UnicodeText"})
 """The described types of the spaces whose observations go to the field `text`."""
-
 _OBJECT: dict[str, Any] = {"type": "object", "additionalProperties": True}
 _METADATA: dict[str, Any] = {**_OBJECT, "default": {}, "description": "Not looked at."}
 # Problems of capacity; OpenEnv's clients do not wait for a token's rate or for a server that ends.
 _OF_CAPACITY = frozenset({"at_capacity", "overloaded"})
-
 META = "rollgym/answer"
 """The key of a tool's result that holds the whole answer of this server's own protocol."""
-
 ACT = "take_action"
 """The tool that takes any action; OpenEnv reserves the names `reset`, `step`, `state` and `close`."""
-
 # Titles by which clients know the classes of OpenEnv's own environments.
 _TAKEN = frozenset({"", "CallTool", "ListTools"})
 _VERSION = re.compile(r"-v\d+$")
 _WORD = re.compile(r"[A-Za-z0-9]+")
-_SERVER_ERROR, _INVALID_PARAMS = -32000, -32602
-
 EpisodeId = Annotated[str, Field(max_length=255)]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedTasks:
+    """The tasks of one environment: those of its kwarg `split`, or those of one split `train` if it has no such kwarg.
+
+    Attributes:
+        splits: The names of the splits.
+        has_kwarg: Whether the environment takes the split as a kwarg.
+    """
+
+    splits: tuple[str, ...]
+    has_kwarg: bool
+
+    @classmethod
+    def of(cls, described: Mapping[str, Any]) -> "SeedTasks":
+        """The tasks of an environment, from its `EnvInfo`."""
+        properties = described["kwargs_schema"].get("properties")
+        schema = properties.get("split") if isinstance(properties, Mapping) else None
+        named = schema.get("enum") if isinstance(schema, Mapping) else None
+        names = tuple(name for name in named if isinstance(name, str)) if isinstance(named, list) else ()
+        return cls(names or (_ONLY,), bool(names))
+
+    def described(self) -> list[dict[str, str]]:
+        """The splits, each with its purpose."""
+        return [{"name": name, "type": _TYPES.get(name, "validation")} for name in self.splits]
+
+    def task(self, split: str, index: int) -> dict[str, Any]:
+        """One task: the fields of a reset that begins it.
+
+        Raises:
+            ProblemError: `invalid_request`, if the task does not exist.
+        """
+        self.check(split)
+        if not 0 <= index < TASKS_PER_SPLIT:
+            raise invalid("index", f"the split {split} has tasks 0 to {TASKS_PER_SPLIT - 1}")
+        task: dict[str, Any] = {"task_id": f"{split}-{index}", "split": split, "index": index, "seed": index}
+        return {**task, "kwargs": {"split": split}} if self.has_kwarg else task
+
+    def range(self, split: str, start: int | None, stop: int | None) -> list[dict[str, Any]]:
+        """The tasks from `start` to before `stop`, as a slice of a list has them.
+
+        Raises:
+            ProblemError: `invalid_request`, if the split does not exist.
+        """
+        self.check(split)
+        return [self.task(split, index) for index in range(TASKS_PER_SPLIT)[start:stop]]
+
+    def check(self, split: str) -> None:
+        """Refuse a split that the environment does not have.
+
+        Raises:
+            ProblemError: `invalid_request`.
+        """
+        if split not in self.splits:
+            raise invalid("split", f"{split[:100]!r} is none of {', '.join(self.splits)}")
+
+
+_SERVER_ERROR, _INVALID_PARAMS = -32000, -32602
 
 
 class OpenEnvResetRequest(BaseModel):

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from starlette.datastructures import Headers, QueryParams
@@ -12,12 +12,11 @@ from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import GONE, ProblemError
 from rollgym.clients.protocol.frames import dumps, loads
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.access.open_sockets import ConnectionSlot
+from rollgym.env_server.access.quotas import ConnectionSlot
 from rollgym.env_server.common.io_process import going_away
-from rollgym.env_server.http.socket import Receive, Send, close_revoked, name_socket, reject
-from rollgym.env_server.messages.envelope import as_problem
-from rollgym.env_server.messages.negotiation import too_large_reply, too_large_request
-from rollgym.env_server.messages.validation import invalid, validate
+from rollgym.env_server.common.negotiation import too_large_reply, too_large_request
+from rollgym.env_server.common.requests import as_problem, invalid, validate
+from rollgym.env_server.http.socket import Receive, Scope, Send, close_revoked, name_socket, reject
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.protocols.mcp_forms import PARSE_ERROR, error_message, is_request_id, seen_text
 from rollgym.env_server.protocols.openenv_forms import (
@@ -34,16 +33,14 @@ from rollgym.env_server.protocols.openenv_forms import (
     uncalled_payload,
     wire_error,
 )
-from rollgym.env_server.protocols.openenv_tools import OpenEnvTools
 from rollgym.env_server.protocols.operating import operate, step_by_text
-from rollgym.env_server.protocols.session_tools import SessionTools
+from rollgym.env_server.protocols.tools import OpenEnvTools, SessionTools
 from rollgym.env_server.sessions.replies import Reply
 
 
 async def serve_openenv_socket(
     services: Services,
-    env_id: str,
-    scope: MutableMapping[str, Any],
+    scope: Scope,
     receive: Receive,
     send: Send,
     socket_class: "type[OpenEnvSocket] | None" = None,
@@ -52,12 +49,12 @@ async def serve_openenv_socket(
 
     Args:
         services: Carries out the operations.
-        env_id: The environment at its path.
-        scope: The socket's; a query `session_id` names a session that was made over HTTP.
+        scope: The socket's, at an environment's path; a query `session_id` names a session that was made over HTTP.
         receive: Returns the next message.
         send: Sends a message.
         socket_class: The class that handles its messages; None for those of `/ws`.
     """
+    env_id = scope["path_params"]["env_id"]
     await receive()
     try:
         caller = services.tokens.from_headers(Headers(scope=scope))

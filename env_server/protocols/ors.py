@@ -2,9 +2,11 @@
 
 The openreward client takes the root of a URL only, so its calls are at the root: `/{env_id}/tools`, and `/tools` of the
 environment that the header `X-Deployment` names. A session has the name that `/create_session` gave, which is in
-`X-Session-ID`; nothing is made before `/create`.
+`X-Session-ID`; nothing is made before `/create`. Answers may come as server-sent events: the first at once, the last
+when the work behind them is done.
 """
 
+import asyncio
 import inspect
 import re
 import secrets
@@ -13,16 +15,18 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import Request, Response
+from starlette.types import Receive, Scope, Send
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import IDENTIFIER
-from rollgym.env_server.http.call_routes import HEADERS, Call, CallRoute, PathId, call_router
+from rollgym.env_server.common.io_process import going_away
+from rollgym.env_server.common.requests import as_problem, invalid
+from rollgym.env_server.http.call_routes import HEADERS, SERVICES, Call, CallRoute, PathId, call_router
 from rollgym.env_server.http.openapi import MAKES, RUNS, problems
-from rollgym.env_server.messages.validation import invalid
 from rollgym.env_server.operations.operations import CLOSE_NAMED, FIND_NAMED, OPEN_NAMED
-from rollgym.env_server.protocols.event_stream import EventStream
 from rollgym.env_server.protocols.operating import operate, step_by_text
 from rollgym.env_server.protocols.ors_forms import (
+    PING,
     TASKS,
     OrsBlock,
     OrsCall,
@@ -62,6 +66,8 @@ from rollgym.env_server.protocols.ors_forms import (
 )
 from rollgym.env_server.sessions.replies import Reply
 
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_PING_S = 10.0
 _SESSION = "x-session-id"
 _DEPLOYMENT = "x-deployment"
 _KEY = "x-api-key"
@@ -78,6 +84,75 @@ _PARAMETER = {
 }
 _OF_SESSION = {"parameters": [_PARAMETER]}
 _SAYS = problems("unknown_env", "draining")
+_Endpoint = Callable[..., Awaitable[Response]]
+
+
+class EventStream(Response):
+    """A stream of events.
+
+    If the client disconnects, its operation continues without it, and the client may ask for the result again.
+
+    Args:
+        first: The first event, sent before anything is done.
+        work: Runs the operation, and returns the other events.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, work: Callable[[], Awaitable[Iterable[bytes]]]) -> None:
+        super().__init__(headers=_HEADERS)
+        del self.headers["content-length"]
+        self._first = first
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events as a response."""
+        services = scope[SERVICES]
+        task = services.unanswered.enter()
+        working = asyncio.ensure_future(self._events(scope))
+        gone = asyncio.ensure_future(_gone(receive))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            await self._send(scope, send, self._first)
+            while not working.done():
+                await asyncio.wait({working, gone}, timeout=_PING_S, return_when=asyncio.FIRST_COMPLETED)
+                if gone.done():
+                    return
+                if not working.done():
+                    await self._send(scope, send, PING)
+            for each in working.result():
+                await self._send(scope, send, each)
+            await send({"type": "http.response.body", "body": b""})
+        except asyncio.CancelledError:
+            # The server ends and waits for this answer no longer.
+            await send({"type": "http.response.body", "body": event("error", going_away().detail)})
+        except OSError:
+            # uvicorn says in this way that the client went away.
+            return
+        finally:
+            working.cancel()
+            gone.cancel()
+            services.unanswered.leave(task)
+
+    async def _events(self, scope: Scope) -> Iterable[bytes]:
+        try:
+            return list(await self._work())
+        except Exception as error:  # noqa: BLE001 - a defect of ours costs this call, not the server
+            problem = as_problem(error)
+        scope[SERVICES].metrics.problems[problem.code] += 1
+        return [event("error", f"{problem.code}: {problem.detail}")]
+
+    @staticmethod
+    async def _send(scope: Scope, send: Send, content: bytes) -> None:
+        scope[SERVICES].metrics.http_sent += len(content)
+        await send({"type": "http.response.body", "body": content, "more_body": True})
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "`task_id`, then `chunk` and `end`, whose data are the parts of a JSON text, or `error`",
@@ -114,8 +189,6 @@ class OrsRoute(CallRoute):
 
 
 ORS_CALLS = call_router(route_class=OrsRoute)
-
-_Endpoint = Callable[..., Awaitable[Response]]
 
 
 def _of_environment(method: str, path: str, **described: Any) -> Callable[[_Endpoint], _Endpoint]:

@@ -12,7 +12,7 @@ from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.free_form import FreeFields
 from rollgym.clients.protocol.messages import Identifier, Seed
 from rollgym.clients.protocol.spaces import UnicodeText, parse_space
-from rollgym.env_server.messages.validation import invalid
+from rollgym.env_server.common.requests import invalid
 from rollgym.env_server.protocols.mcp_forms import STEP, begun_text, call_as_action, own_tools, seen_text
 from rollgym.env_server.sessions.replies import Reply
 

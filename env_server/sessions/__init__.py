@@ -1,1 +1,1 @@
-"""The sessions of one I/O process: whose they are, when they end; `gateway`, `peers`, `operations` and above enter."""
+"""The sessions of one I/O process, and the journals that rebuild them; `gateway`, `operations` and above enter."""

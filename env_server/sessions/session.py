@@ -11,13 +11,13 @@ from gymnasium import Space
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.values import encode_value
 from rollgym.env_server.catalog.actions import action_reader
-from rollgym.env_server.journal.journal import EndReason
+from rollgym.env_server.sessions.journal import EndReason
 from rollgym.env_server.workers.base import StepOutcome, Worker
 from rollgym.env_server.workers.inline import InlineWorker
 
 if TYPE_CHECKING:
-    from rollgym.env_server.catalog.entry import CatalogEntry
-    from rollgym.env_server.journal.journal import Journal
+    from rollgym.env_server.catalog.catalog import CatalogEntry
+    from rollgym.env_server.sessions.journal import Journal
 
 _REMEMBERED_RESETS = 4
 NO_REQUEST = ""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import gymnasium
 from gymnasium import Space
 
-from rollgym.env_server.telemetry.durations import OperationTimes
+from rollgym.env_server.common.metrics import OperationTimes
 
 Spaces = tuple[Space[Any], Space[Any]]
 """An environment's action space and observation space."""

@@ -75,7 +75,14 @@ def spaces(environment: Environment) -> Spaces:
 
 
 def _spaces(environment: Environment) -> Spaces:
-    found = environment.action_space, environment.observation_space
+    try:
+        found = environment.action_space, environment.observation_space
+    except AttributeError as error:
+        if error.obj is not environment or error.name not in ("action_space", "observation_space"):
+            raise
+        # The place is ours, so that a stack would say nothing to the author.
+        remedy = f"it has no {error.name}: set it in `__init__`, to a space of Gymnasium or `rollgym.UnicodeText()`"
+        raise EnvironmentRaised("AttributeError", remedy, ["AttributeError", "Exception"]) from None
     for space in found:
         description = describe_space(space)
         check_size(description)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollgym.clients.protocol.spaces import describe_space
-from rollgym.env_server.telemetry.logs import LogFormat, configure_logs, describe_records
+from rollgym.env_server.common.logs import LogFormat, configure_logs, describe_records
 from rollgym.env_server.workers import boundary
 from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, Verdict
 from rollgym.env_server.workers.wire import (
@@ -33,7 +33,7 @@ from rollgym.env_server.workers.wire import (
 _READ_SIZE = 256 * 1024
 
 
-class Household:
+class ChildEnvironments:
     """The environments of one child, by number, and its verifiers, by how they are built."""
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
         return boundary.error_verdict(error)
 
 
-def serve(connection: socket.socket, household: Household) -> None:
+def serve(connection: socket.socket, environments: ChildEnvironments) -> None:
     """Answer requests in order until the request to exit, or until the server has died."""
     reader = FrameReader()
     connection.sendall(frame(0, READY, b""))
@@ -139,10 +139,10 @@ def serve(connection: socket.socket, household: Household) -> None:
         for number, _, body in reader.feed(data):
             op, arguments = load_request(body)
             if op == "exit":
-                household.close_all()
+                environments.close_all()
                 return
-            household.turn_to(arguments[0])
-            connection.sendall(_answer(number, household.operations[op], arguments))
+            environments.turn_to(arguments[0])
+            connection.sendall(_answer(number, environments.operations[op], arguments))
 
 
 def _answer(number: int, operation: Callable[..., Any], arguments: tuple[Any, ...]) -> bytes:
@@ -171,15 +171,15 @@ def main(descriptor: int, log_format: LogFormat) -> None:
     """Run the child on its end of the socket pair."""
     os.set_inheritable(descriptor, False)
     connection = socket.socket(fileno=descriptor)
-    household = Household()
+    environments = ChildEnvironments()
     configure_logs("warning", log_format, f"worker-{os.getpid()}")
-    describe_records(household.about)
+    describe_records(environments.about)
     threading.Thread(target=_end_with, args=(connection,), daemon=True).start()
     # The modules imported so far live as long as the process; garbage collections need not scan them.
     gc.freeze()
     exit_code = 1
     try:
-        serve(connection, household)
+        serve(connection, environments)
         exit_code = 0
     except ConnectionError:
         # The server went away while it was being answered.

@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from rollgym.env_server.telemetry.durations import OperationTimes
-from rollgym.env_server.telemetry.logs import LogFormat
+from rollgym.env_server.common.logs import LogFormat
+from rollgym.env_server.common.metrics import OperationTimes
 from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, WorkerLost
 from rollgym.env_server.workers.wire import (
     READY,
@@ -70,6 +70,31 @@ class Operation:
         self.asked_at = time.perf_counter()
 
 
+def _start(log_format: LogFormat) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    """Start a child; return it, and this process's end of the socket between the two.
+
+    Raises:
+        OSError: There is no memory, process or descriptor for it; nothing is left of the attempt.
+    """
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            started = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), log_format],
+                stdin=subprocess.DEVNULL,
+                # The server's own standard output is for its ready line.
+                stdout=2,
+                pass_fds=(theirs.fileno(),),
+                # A process group of its own: processes that environments start end with it, and Ctrl-C reaches the
+                # server alone.
+                start_new_session=True,
+            )
+        except OSError:
+            ours.close()
+            raise
+    return started, ours
+
+
 class ChildProcess(asyncio.Protocol):
     """Starts a child process, sends it operations, and kills it when one takes too long.
 
@@ -83,11 +108,16 @@ class ChildProcess(asyncio.Protocol):
 
     Attributes:
         lost_by: Why it ended, once it has: it died, an operation took too long, or it could not be started.
+
+    Raises:
+        OSError: It cannot be started.
     """
 
     def __init__(
         self, ended: "Callable[[ChildProcess], None]", times: OperationTimes, log_format: LogFormat
     ) -> None:
+        # First of all: of one that cannot be started, nothing may be left that runs later.
+        self._process, ours = _start(log_format)
         self.lost_by: Literal["died", "timeout", "start"] = "died"
         self._times = times
         self._turned_at = time.perf_counter()
@@ -97,6 +127,7 @@ class ChildProcess(asyncio.Protocol):
         self.alive = True
         self._ended = ended
         self._loop = asyncio.get_running_loop()
+        self._watch(ours)
         self._reader = FrameReader()
         self._queue: deque[Operation] = deque()
         self._number = 0
@@ -105,20 +136,7 @@ class ChildProcess(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = self._loop.call_at(self._timer_at, self._check)
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, json.dumps(sys.path), str(theirs.fileno()), log_format],
-                stdin=subprocess.DEVNULL,
-                # The server's own standard output is for its ready line.
-                stdout=2,
-                pass_fds=(theirs.fileno(),),
-                # A process group of its own: processes that environments start end with it, and Ctrl-C reaches the
-                # server alone.
-                start_new_session=True,
-            )
         self._connecting = self._loop.create_task(self._connect(ours))
-        threading.Thread(target=self._wait, name=f"wait-{self.pid}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -289,6 +307,20 @@ class ChildProcess(asyncio.Protocol):
         self._end("the worker process died", at_fault=True)
 
     # -- the end -------------------------------------------------------------------------------------------------
+
+    def _watch(self, ours: socket.socket) -> None:
+        """Start the thread that waits for the child's end; without one, the child ends here.
+
+        Raises:
+            OSError: There is no room for a thread.
+        """
+        try:
+            threading.Thread(target=self._wait, name=f"wait-{self.pid}", daemon=True).start()
+        except RuntimeError as error:
+            self._process.kill()
+            self._process.wait()
+            ours.close()
+            raise OSError(str(error)) from error
 
     def _wait(self) -> None:
         """Wait for the child's end, in a thread of its own; its exit code is collected there."""

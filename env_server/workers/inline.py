@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollgym.env_server.telemetry.durations import LONG_S, TIMED_STEPS
+from rollgym.env_server.common.metrics import LONG_S, TIMED_STEPS
 from rollgym.env_server.workers import boundary
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,

@@ -1,9 +1,14 @@
-"""Text adapter: any Gymnasium environment, played by a language model."""
+"""Text adapter: any Gymnasium environment, played by a language model.
+
+Gymnasium's own environments do not state their instructions in machine-readable form: their sheets are here.
+"""
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, SupportsFloat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -12,11 +17,156 @@ from gymnasium.utils import seeding
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
-from rollgym.envs.adapters.known import Sheet, sheet_of
-from rollgym.envs.adapters.text_actions import action_text
-from rollgym.envs.adapters.text_observations import ObservationText, plain_drawing
+from rollgym.envs.adapters.text_spaces import ObservationText, action_text, plain_drawing
 from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf
-from rollgym.envs.core.profiles import PROFILES, profile_named, reply_format, said_actions
+from rollgym.envs.core.profiles import profile_named, reply_format, said_actions
+from rollgym.envs.core.text_game import ActionsPerTurn, FormatPenalty, ProfileName
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """How one environment is explained.
+
+    Attributes:
+        goal: The environment's theme, and the player's task.
+        actions: Names of the actions in their order; None for numbers.
+        observation_names: Names of the parts of an observation.
+        describe: Renders an observation if names do not suffice.
+        success: `terminated` if the end of an episode is its goal, or the return that counts as one; None for the
+            reward threshold that Gymnasium names.
+        observes_state: Whether equal observations are equal states.
+    """
+
+    goal: str
+    actions: tuple[str, ...] | None = None
+    observation_names: tuple[str, ...] | None = None
+    describe: Callable[[Any], str] | None = None
+    success: Literal["terminated"] | float | None = None
+    observes_state: bool = True
+
+
+def _taxi(observation: Any) -> str:
+    number = int(observation)
+    number, destination = divmod(number, 4)
+    number, passenger = divmod(number, 5)
+    row, column = divmod(number, 5)
+    stops = (
+        "Red (row 0, column 0)",
+        "Green (row 0, column 4)",
+        "Yellow (row 4, column 0)",
+        "Blue (row 4, column 3)",
+    )
+    waiting = "in the taxi" if passenger == 4 else f"at {stops[passenger]}"
+    return f"taxi: row {row}, column {column}\npassenger: {waiting}\ndestination: {stops[destination]}"
+
+
+def _lake(observation: Any) -> str:
+    return f"your cell: {int(observation)}"
+
+
+def _cliff(observation: Any) -> str:
+    row, column = divmod(int(observation), 12)
+    return f"you: row {row}, column {column}"
+
+
+_LAKE = Sheet(
+    "You walk on a frozen lake, drawn row by row: S is the start, F is ice, H is a hole, G is the goal, and your cell "
+    "stands in brackets. Cells are counted row by row from 0. Reach the goal; a hole ends the game. "
+    "Each action moves you one cell, and where the ice is slippery you may slide sideways.",
+    actions=("Left", "Down", "Right", "Up"),
+    describe=_lake,
+)
+_CLIFF = Sheet(
+    "You walk on a grid, drawn row by row: x is you, T is the target, C is the cliff, o is ground. Reach the target in "
+    "as few steps as you can; stepping off the cliff costs much and takes you back to the start.",
+    actions=("Up", "Right", "Down", "Left"),
+    describe=_cliff,
+    success="terminated",
+)
+_CAR_NAMES = ("position", "velocity")
+
+_SHEETS: Mapping[str, Sheet] = MappingProxyType(
+    {
+        "FrozenLake": _LAKE,
+        "FrozenLake8x8": _LAKE,
+        "CliffWalking": _CLIFF,
+        "CliffWalkingSlippery": _CLIFF,
+        "Taxi": Sheet(
+            "You drive a taxi on a grid of 5 by 5 with walls (|), drawn row by row; the taxi stands in brackets, "
+            "passenger and destination in parentheses. South is down. Drive to the passenger, pick them up, drive to "
+            "their destination and drop them off there. Each step costs 1; picking up or dropping off at a wrong place "
+            "costs 10.",
+            actions=("South", "North", "East", "West", "Pickup", "Dropoff"),
+            describe=_taxi,
+            success="terminated",
+        ),
+        "Blackjack": Sheet(
+            "You play blackjack against the dealer. Hit for another card or stick with what you have: come as near to "
+            "21 as you can without going beyond.",
+            actions=("Stick", "Hit"),
+            observation_names=("your sum", "the dealer's open card", "usable ace (1 yes, 0 no)"),
+            success=1.0,
+            observes_state=False,
+        ),
+        "CartPole": Sheet(
+            "A pole stands on a cart that moves along a track. Push the cart to the left or to the right at each step, "
+            "so that the pole stays upright and the cart on the track for as long as possible. Positive numbers are to "
+            "the right. The episode ends beyond position 2.4 or angle 0.2095.",
+            actions=("Left", "Right"),
+            observation_names=(
+                "cart position",
+                "cart velocity",
+                "pole angle (radians)",
+                "pole angular velocity",
+            ),
+        ),
+        "MountainCar": Sheet(
+            "A car stands in a valley between two hills, too weak to drive up at once. Swing it back and forth to "
+            "reach the flag on the right hill at position 0.5, in as few steps as you can.",
+            actions=("Left", "Coast", "Right"),
+            observation_names=_CAR_NAMES,
+            success="terminated",
+        ),
+        "MountainCarContinuous": Sheet(
+            "A car stands in a valley between two hills, too weak to drive up at once. Swing it back and forth to "
+            "reach the flag on the right hill at position 0.45, with as little force as you can. An action is the "
+            "force: negative to the left.",
+            observation_names=_CAR_NAMES,
+            success="terminated",
+        ),
+        "Acrobot": Sheet(
+            "Two links hang from a joint, and there is a motor between them. Turn it to swing the free end up above "
+            "the bar, in as few steps as you can.",
+            actions=("Turn negative", "Rest", "Turn positive"),
+            observation_names=(
+                "cosine of the first angle",
+                "sine of the first angle",
+                "cosine of the second angle",
+                "sine of the second angle",
+                "first angular velocity",
+                "second angular velocity",
+            ),
+            success="terminated",
+        ),
+        "Pendulum": Sheet(
+            "A pendulum hangs from a motor. Swing it up and keep it upright with as little torque as you can. An "
+            "action is the torque.",
+            observation_names=(
+                "x of the free end (1 is upright)",
+                "y of the free end",
+                "angular velocity",
+            ),
+        ),
+    }
+)
+
+
+def _sheet_of(spec: EnvSpec | None) -> Sheet | None:
+    """Return the sheet of an environment that Gymnasium ships; None of any other."""
+    if spec is None or spec.namespace is not None:
+        return None
+    return _SHEETS.get(spec.name)
+
 
 DEFAULT_MAX_STEPS = 1_000
 """Turn limit for environments without one of their own: unreadable replies would otherwise continue for ever."""
@@ -101,16 +251,9 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
                 description="Steps after which an episode is truncated; the environment's own limit if null.",
             ),
         ] = None,
-        profile: Annotated[
-            str, OneOf(*PROFILES), Field(description="How observations are framed and replies are read.")
-        ] = "native",
-        format_penalty: Annotated[
-            float | None,
-            Field(description="Added to the reward of an unreadable reply; the profile's own if null."),
-        ] = None,
-        max_actions_per_turn: Annotated[
-            int, Field(ge=1, le=100, description="Actions that one reply may name, separated by `||`.")
-        ] = 1,
+        profile: ProfileName = "native",
+        format_penalty: FormatPenalty = None,
+        max_actions_per_turn: ActionsPerTurn = 1,
         render_mode: Annotated[
             str | None,
             OneOf("ansi", "rgb_array", None),
@@ -121,7 +264,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         self.profile = profile_named(profile)
         self.env = _made(env, max_episode_steps, kwargs)
         spec = self.env.spec
-        sheet = sheet_of(spec) or Sheet(f"You act in {_name(self.env)}.", observes_state=False)
+        sheet = _sheet_of(spec) or Sheet(f"You act in {_name(self.env)}.", observes_state=False)
         self.metadata = text_metadata(spec, self.env.metadata)
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(
@@ -171,7 +314,7 @@ class TextAdapter(DeclaredKwargs, gymnasium.Env[str, str]):
         for one in chosen:
             observation, reward, terminated, truncated, inner = self.env.step(one)
             self._steps += 1
-            gained += _number(reward)
+            gained += float(reward)
             if terminated or truncated or self._turns() >= self._limit:
                 break
         self._return += gained
@@ -295,7 +438,7 @@ def text_metadata(spec: EnvSpec | None, metadata: Mapping[str, Any]) -> dict[str
         spec: The environment's registration.
         metadata: The environment's metadata.
     """
-    sheet = sheet_of(spec)
+    sheet = _sheet_of(spec)
     known = (
         {}
         if spec is None
@@ -363,7 +506,3 @@ def _success_rule(
     if sheet.success is not None:
         return sheet.success
     return None if spec is None else spec.reward_threshold
-
-
-def _number(reward: SupportsFloat) -> float:
-    return float(reward)

@@ -19,7 +19,7 @@ class Checked:
     Attributes:
         passed: Whether it is passed.
         why: In a few words, if it is not.
-        answer: What the program answered, as text, where there is something.
+        answer: What the program answered, as text, if anything.
         unloadable: Whether the program could not even be loaded.
         late: Whether it ran out of time.
     """
@@ -55,8 +55,8 @@ class Result:
     """What a call came to: a value, or why there is none.
 
     Attributes:
-        value: The answer, where there is one.
-        failure: In a few words; empty where there is an answer.
+        value: The answer, if any.
+        failure: In a few words; empty if it answered.
         unloadable: Whether the program could not even be loaded.
         late: Whether it ran out of time.
         has_nan: Whether the answer is or holds a number that is not one.

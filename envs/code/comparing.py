@@ -8,23 +8,23 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from rollgym.envs.code.asserts import Relation
+from rollgym.envs.code.steps import Relation
 
 _NUMBERS = int | float | complex | Decimal | Fraction
 _STREAM_TOLERANCE = 1e-6
 _LOOSE_TOLERANCE = 1e-9
 _LONGEST_NUMBER = 400
 _LARGEST_KEY = 10**18
-# Without zeros in front: "0010" is no ten, but four digits.
+# Without zeros in front: "0010" is not ten, but four digits.
 _WRITTEN_NUMBER = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]{1,4})?")
 
 
-def holds(relation: Relation, expected: Any, answer: Any, *, loose: bool = False) -> bool:
+def holds(relation: Relation, expected: Any, answer: Any) -> bool:
     """Tell whether an answer has to what is expected the relation that a test asks for."""
     if relation == "equal":
-        return same(expected, answer, loose=loose)
+        return same(expected, answer)
     if relation == "unequal":
-        return not same(expected, answer, loose=loose)
+        return not same(expected, answer)
     if relation == "identical":
         return type(expected) is type(answer) and bool(expected == answer)
     if relation in ("near", "within"):
@@ -152,7 +152,7 @@ def _is_close(expected: float, answer: float, relative: float, absolute: float) 
     try:
         return math.isclose(expected, answer, rel_tol=relative, abs_tol=absolute)
     except OverflowError:
-        # A whole number that is no float any more.
+        # A whole number beyond the range of floats.
         return False
 
 

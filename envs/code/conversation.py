@@ -1,22 +1,49 @@
-"""Tests that are run: in a sandbox of their own, with the program in another one, and us in between."""
+"""Tests that are run: in a sandbox of their own, with the program in another one, and us in between.
+
+What runs in the sandboxes are modules of `rollgym.envs.code.inside`, sent as one text (`program`).
+"""
 
 import json
 import math
 import time
 from collections.abc import Mapping
+from functools import cache
+from importlib import import_module, resources
 from types import TracebackType
 from typing import Any, Self
 
 import orjson
 
 from rollgym.envs.code.answers import LATE, MISSING, NOT_RUN, Checked, read_answers, whole_characters
-from rollgym.envs.code.bundle import program
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.inside.tested_program import NO_ANSWER, UNLOADABLE
 from rollgym.envs.code.sandboxes import GraderFaultError, raise_faults
 from rollgym.envs.code.suites import Script, Suite
-from rollgym.sandbox.core.base import Sandbox, SandboxSession
+from rollgym.sandbox.core.base import Program, Sandbox, SandboxSession
 from rollgym.sandbox.core.limits import Limits
+
+_PACKAGES = ("rollgym", "rollgym.envs", "rollgym.envs.code", "rollgym.envs.code.inside")
+_NEEDED = {
+    "candidate": ("values", "objects"),
+    "checker": ("values", "objects", "proxies", "tested_program", "pytest_stand_in"),
+    "shell": (),
+}
+_BEGINNING = """import sys as _sys
+import types as _types
+
+
+def _add(name, source):
+    module = _types.ModuleType(name)
+    _sys.modules[name] = module
+    parent, _, last = name.rpartition(".")
+    if parent:
+        setattr(_sys.modules[parent], last, module)
+    exec(compile(source, name, "exec"), module.__dict__)
+    return module
+
+
+"""
+
 
 _LONGEST_LINE = 2 * values.MAX_CHARACTERS
 _EVALUATION = Limits(wall_seconds=20.0, output_kb=16 * 1024)
@@ -38,7 +65,7 @@ class Lines:
         self._held = bytearray()
 
     def send(self, data: Any) -> bool:
-        """Send a line; tell whether there was somebody to take it."""
+        """Send a line; return whether the other side could take it."""
         try:
             self._session.write(json.dumps(data).encode() + b"\n")
         except OSError:
@@ -160,7 +187,7 @@ class Conversation:
         return lines
 
     def _pass_on(self, candidate: Lines, request: Mapping[str, Any], number: int) -> dict[str, Any]:
-        """Ask the program on behalf of its tests. What it writes is read here, and told anew."""
+        """Ask the program on behalf of its tests. What it writes is read here, and written again."""
         if not candidate.send({**request, "id": number}):
             return {"status": "gone"}
         while line := candidate.receive():
@@ -210,7 +237,7 @@ class ProgramSession:
     """One of our own programs in a sandbox, from the first turn of an episode to its last.
 
     Args:
-        sandbox: Where it runs.
+        sandbox: The sandbox that it runs in.
         name: The module of `rollgym.envs.code.inside`.
         files: Laid into its working directory.
         memory_mb: MiB of all that runs in it.
@@ -234,7 +261,7 @@ class ProgramSession:
         """Send a line and return what is answered.
 
         Raises:
-            SandboxEndedError: There is no answer, since what was run has ended the sandbox.
+            SandboxEndedError: What was run has ended the sandbox, and so did not answer.
             GraderFaultError: The sandbox failed.
         """
         lines = Lines(self._session, time.monotonic() + seconds)
@@ -255,3 +282,17 @@ class ProgramSession:
         result = self._session.close()
         raise_faults(result)
         return SandboxEndedError(f"{result.outcome.value}: {result.detail}")
+
+
+@cache
+def program(name: str) -> Program:
+    """Return a module of `rollgym.envs.code.inside`, with those that it uses, as a program that runs its `main`."""
+    lines = [f"_add({package!r}, '').__path__ = []" for package in _PACKAGES]
+    lines += [f"_add({f'{_PACKAGES[-1]}.{each}'!r}, {_source(each)!r})" for each in (*_NEEDED[name], name)]
+    lines.append(f"_sys.modules[{f'{_PACKAGES[-1]}.{name}'!r}].main()")
+    return Program("python", _BEGINNING + "\n".join(lines) + "\n")
+
+
+def _source(name: str) -> str:
+    package = import_module(_PACKAGES[-1])
+    return resources.files(package).joinpath(f"{name}.py").read_text(encoding="utf-8")

@@ -10,14 +10,12 @@ from rollgym.envs.code.extraction import extract
 from rollgym.envs.code.forms import read_question
 from rollgym.envs.code.grader import Grader
 from rollgym.envs.code.item import Item
-from rollgym.envs.code.limits import GradingLimits, TestSeconds
-from rollgym.envs.code.sandboxes import operator_sandbox
+from rollgym.envs.code.sandboxes import GradingLimits, Scoring, TestSeconds, operator_sandbox
 from rollgym.envs.code.tasks import TaskData, TaskSource
 from rollgym.envs.code.turns import Turn, TurnEnv, cut
-from rollgym.envs.core.kwargs import OneOf, RenderMode
+from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit, checked_split
 
-SCORINGS = ("fraction", "all")
 _SHOWN_CHARACTERS = 400
 _TOTAL_SECONDS = 20.0
 _SOLUTIONS = ("solution", "canonical_solution", "code")
@@ -46,22 +44,15 @@ class CodeEnv(TurnEnv):
         "deterministic": True,
         "forkable": True,
         "max_episode_steps": 4,
+        "needs": "a sandbox",
+        "baselines": {"random": 0, "constant action": 0, "blind": 0, "expert": 1},
     }
 
     def __init__(
         self,
         *,
         max_turns: Annotated[int, Field(ge=1, le=100, description="Programs that may be sent.")] = 4,
-        scoring: Annotated[
-            str,
-            OneOf(*SCORINGS),
-            Field(
-                description=(
-                    "`fraction` for the share of the hidden tests that are passed, `all` for 1 if all of "
-                    "them are, or 0."
-                )
-            ),
-        ] = "fraction",
+        scoring: Scoring = "fraction",
         turn_penalty: Annotated[
             float, Field(description="Added to the reward of each turn after the first.")
         ] = 0.0,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from rollgym.clients.replies.marks import fenced_blocks
 from rollgym.clients.replies.thinking import strip_thinking
-from rollgym.sandbox.core.program import Language
+from rollgym.sandbox.core.base import Language
 
 # Hardly any program has none of these, and most other texts that are short have none: they need no sandbox.
 _PROGRAM = re.compile(r"\b(?:def|return|import|include|print|class|lambda|for|while|yield|pass)\b|[=(]")
@@ -36,7 +36,7 @@ def extract(response: str, language: Language) -> Extracted | None:
     with the response. A response without any fence is a program as a whole, if it has anything of one; None if it has
     not, or has only blocks of other languages.
     """
-    # Half a surrogate pair is no text that a program could be written in.
+    # Half a surrogate pair is not text that a program could be written in.
     text = strip_thinking(response).encode(errors="replace").decode()
     blocks = fenced_blocks(text)
     if not blocks:

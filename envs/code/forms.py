@@ -1,14 +1,24 @@
-"""Items in the forms in which others publish them."""
+"""Items in the forms in which others publish them.
 
+The private tests of LiveCodeBench are packed pickles of JSON text from untrusted sources: only plain values are read.
+"""
+
+import base64
+import binascii
+import io
 import json
+import pickle
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 from rollgym.envs.code.item import Call, Item, ItemError, Reference, Stream
-from rollgym.envs.code.live_code_bench import private_cases
 from rollgym.envs.code.suites import readable, suite_of_check, suite_of_list, suite_of_pytest
+
+_MOST_BYTES = 256 * 1024 * 1024
+
 
 _LEETCODE_NAMES = """\
 import bisect, collections, datetime, functools, heapq, itertools, math, operator, random, re, string, sys
@@ -205,7 +215,7 @@ def _time_limit(limit: Any) -> float | None:
 
 def _live_code_bench(fields: Mapping[str, Any]) -> Item:
     public = _cases(fields.get("public_test_cases") or [], "public_test_cases")
-    private = private_cases(fields.get("private_test_cases") or [])
+    private = _private_cases(fields.get("private_test_cases") or [])
     metadata = fields.get("metadata") or {}
     metadata = _json(metadata, "metadata") if isinstance(metadata, str) else metadata
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
@@ -377,3 +387,40 @@ def _accepted_values(given: Any, value: Any) -> list[Any]:
 
 def _visible(tests: Sequence[Any]) -> int:
     return min(2, len(tests) - 1)
+
+
+class _TextUnpickler(pickle.Unpickler):
+    """Reads plain values only: a pickle can name any function of any module otherwise."""
+
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it refers to something outside")
+
+
+def _private_cases(field: Any) -> Any:
+    """Return the cases of the field `private_test_cases`: a list, JSON text, or the packed form.
+
+    Raises:
+        ItemError: It is none of these.
+    """
+    if not isinstance(field, str):
+        return field
+    if field.lstrip().startswith("["):
+        return _json(field, "private_test_cases")
+    try:
+        packed = base64.b64decode(field, validate=True)
+        unpacking = zlib.decompressobj()
+        data = unpacking.decompress(packed, _MOST_BYTES)
+        if unpacking.unconsumed_tail:
+            raise ItemError(f"the field 'private_test_cases' is larger than {_MOST_BYTES >> 20} MiB")
+        found = _TextUnpickler(io.BytesIO(data)).load()
+    except (
+        *(binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, ValueError, LookupError),
+        *(TypeError, AttributeError, MemoryError, RecursionError, OverflowError),
+    ) as error:
+        if isinstance(error, ItemError):
+            raise
+        raise ItemError(f"the field 'private_test_cases' cannot be unpacked: {str(error)[:100]}") from None
+    return _json(found, "private_test_cases") if isinstance(found, str) else found

@@ -17,9 +17,8 @@ from rollgym.envs.code.comparing import holds, same, same_approximately, same_st
 from rollgym.envs.code.conversation import Conversation, evaluate
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.item import Item, ItemError, Reference, sent_arguments
-from rollgym.envs.code.limits import GradingLimits
 from rollgym.envs.code.runs import Calls, Runs, Units
-from rollgym.envs.code.sandboxes import GraderFaultError
+from rollgym.envs.code.sandboxes import GraderFaultError, GradingLimits
 from rollgym.envs.code.suites import Suite
 from rollgym.sandbox.core.base import Sandbox
 
@@ -30,7 +29,7 @@ class Grader:
     """Grades programs in a sandbox.
 
     Args:
-        sandbox: Where they run.
+        sandbox: The sandbox that they run in.
         limits: What they may use, unless an item says otherwise.
     """
 
@@ -147,7 +146,7 @@ class Grader:
             script = suite.evaluation()
             content = json.dumps([script.before, script.units, script.functions]).encode()
             written = self._known.get(content, lambda: evaluate(self._sandbox, suite))
-            # Built anew each time: an iterator can be passed on only once.
+            # Built each time: an iterator can be passed only once.
             known |= {
                 number: tuple(values.build(each) for each in parts)
                 for number, parts in written.items()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rollgym.envs.code.inside import values
-from rollgym.sandbox.core.program import Language
+from rollgym.sandbox.core.base import Language
 
 if TYPE_CHECKING:
     from rollgym.envs.code.suites import Suite
@@ -48,7 +48,7 @@ class Reference:
         source: The reference program.
         name: The function that is called.
         inputs: Positional arguments of each call.
-        tolerance: How far numbers may be apart; None where they must be equal.
+        tolerance: How far numbers may be apart; None if they must be equal.
     """
 
     source: str
@@ -62,7 +62,7 @@ class Item:
     """A problem with its tests. One of `calls`, `streams`, `suite` and `reference` holds them.
 
     Attributes:
-        form: Where it comes from, in a word.
+        form: Its source, in a word.
         question: What the policy is asked.
         starter: Code that the policy is given to begin with.
         entry: The function that is called; None for a program that reads and writes.

@@ -8,16 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rollgym.envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
-from rollgym.envs.code.bundle import program
-from rollgym.envs.code.conversation import Lines
+from rollgym.envs.code.conversation import Lines, program
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.item import sent_arguments
-from rollgym.envs.code.limits import Deadline, GradingLimits
-from rollgym.envs.code.sandboxes import GraderFaultError, raise_faults
-from rollgym.sandbox.core.base import Sandbox
+from rollgym.envs.code.sandboxes import Deadline, GraderFaultError, GradingLimits, raise_faults
+from rollgym.sandbox.core.base import Language, Outcome, Program, RunResult, Sandbox
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Language, Program
-from rollgym.sandbox.core.result import Outcome, RunResult
 
 Units = Sequence[tuple[str, str]]
 """Sources that are loaded one after the other as one module, each with a file name."""
@@ -36,7 +32,7 @@ class Runs:
     """Runs a program under the same limits until a deadline.
 
     Args:
-        sandbox: Where it runs.
+        sandbox: The sandbox that it runs in.
         grading: What it may use.
         late: How many tests of the program have run out of time before.
     """

@@ -1,7 +1,8 @@
 """What the environments share whose turns happen in one lasting sandbox session."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
@@ -9,13 +10,44 @@ from pydantic import Field
 from rollgym.clients.replies.marks import fenced_blocks, fenced_lines, last_tagged
 from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.conversation import ProgramSession, SandboxEndedError
-from rollgym.envs.code.goals import Goal
 from rollgym.envs.code.sandboxes import operator_sandbox
 from rollgym.envs.code.turns import Turn, TurnEnv
+from rollgym.envs.core.hooks import checked_options
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.reset_options import checked_options
-from rollgym.envs.core.splits import SPLIT, Split, checked_split
+from rollgym.envs.core.splits import Split, TaskSplit, checked_split
 from rollgym.sandbox.core.base import Sandbox
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A task with its files and its solution.
+
+    Attributes:
+        question: What is asked.
+        files: What lies in the working directory at first.
+        answer: What is right; never part of a session.
+        solution: What an expert types, turn by turn, before it answers.
+        left: What files are to lie below `project` in the end, and whether each may be executed; None where only the
+            answer counts.
+    """
+
+    question: str
+    files: Mapping[str, bytes]
+    answer: str = ""
+    solution: Sequence[str] = ()
+    left: Mapping[str, tuple[bytes, bool]] | None = field(default=None)
+
+
+def same_answer(expected: str, given: str) -> bool:
+    """Tell whether an answer is right: the same text but for case and quotes, or the same number to a hundredth."""
+    one, two = (each.strip().strip("`'\"").strip().casefold() for each in (expected, given))
+    if one == two:
+        return True
+    try:
+        return abs(float(one) - float(two.replace(",", ""))) < 0.005 + 1e-9
+    except (ValueError, OverflowError):
+        return False
+
 
 _MEMORY_MB = 512
 
@@ -52,9 +84,7 @@ class SessionEnv(TurnEnv):
         format_penalty: Annotated[
             float, Field(description="Added to the reward of a reply that cannot be read.")
         ] = 0.0,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only goals of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(max_turns=max_turns, format_penalty=format_penalty, render_mode=render_mode)

@@ -13,11 +13,9 @@ from pydantic import Field
 from rollgym.clients.protocol.json_text import read_json, read_shallow_json, write_json
 from rollgym.envs.code.forms import read_item
 from rollgym.envs.code.item import ItemError
-from rollgym.envs.code.problems.lists import LISTS
-from rollgym.envs.code.problems.numbers import NUMBERS
+from rollgym.envs.code.problems.functions import LISTS, NUMBERS, TEXTS
 from rollgym.envs.code.problems.problem import Problem
 from rollgym.envs.code.problems.streams import STREAMS
-from rollgym.envs.code.problems.texts import TEXTS
 from rollgym.envs.core.kwargs import OPERATOR
 from rollgym.envs.core.splits import Split, split_of_text
 from rollgym.extras import install_line
@@ -69,7 +67,7 @@ class ItemFile:
         path: A file that ends in `.jsonl` or `.parquet`.
 
     Raises:
-        ValueError: There is none, it is of another kind, or its first row is no item.
+        ValueError: It is missing, of another kind, or its first row is not an item.
     """
 
     def __init__(self, path: Path) -> None:

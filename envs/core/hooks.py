@@ -1,9 +1,10 @@
-"""Hooks: methods that a base class calls and an author overrides. Their old names work for one release."""
+"""Hooks that an author overrides, whose old names work for one release, and the options that a reset takes."""
 
 import inspect
 import warnings
-from collections.abc import Mapping, Set
+from collections.abc import Collection, Mapping, Set
 from functools import cache
+from typing import Any
 
 OLD_NAMES_UNTIL = "0.2"
 """The release in which the underscored names of hooks are removed."""
@@ -75,3 +76,29 @@ def complete_metadata(cls: type, *, expert: bool) -> None:
     parents = (each.__dict__["metadata"] for each in cls.__mro__[1:] if "metadata" in each.__dict__)
     own = cls.__dict__.get("metadata", {})
     cls.metadata = {**next(parents), **own, "expert": expert}  # type: ignore[attr-defined]
+
+
+_FLAGS = ("expert", "labels")
+
+
+def misfit(known: Collection[str], options: Mapping[str, Any]) -> str | None:
+    """Return what is wrong with the options of a reset, if anything is."""
+    for name in options:
+        if name not in known:
+            return f"there is no option {name[:100]!r}; the options are {', '.join(sorted(known))}"
+    for flag in _FLAGS:
+        if type(options.get(flag, False)) is not bool:
+            return f"the option {flag!r} is true or false"
+    return None
+
+
+def checked_options(known: Collection[str], options: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    """Return the options of a reset; empty if there are none.
+
+    Raises:
+        ValueError: One is not among those that are known.
+    """
+    options = options or {}
+    if (wrong := misfit(known, options)) is not None:
+        raise ValueError(wrong)
+    return options

@@ -6,7 +6,10 @@ four callers share this module: verifiers of forms, kwargs of environments, tool
 
 import json
 import math
+import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import islice
@@ -19,10 +22,149 @@ from jsonschema.validators import extend
 from referencing import Registry
 
 from rollgym.envs.core import patterns
-from rollgym.envs.core.evaluated import unevaluated_items, unevaluated_properties
 from rollgym.envs.core.patterns import TooMuchWorkError
 from rollgym.envs.core.schema_parts import SchemaError, checked_parts
-from rollgym.envs.core.schema_work import ITEMS_OF_A_LOOK, WORK, ReadSchema, Work
+
+_ITEMS_OF_A_LOOK = 50
+"""How many items one look may go through."""
+
+_VALUES_OF_A_LOOK = 50
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSchema:
+    """A schema that was looked at, and what is known of it by the identities of its parts.
+
+    Attributes:
+        schema: It.
+        targets: Target of a part's `$ref`.
+        allowed: The keys of what the `enum`, and of what the `const`, of a part allow.
+    """
+
+    schema: Mapping[str, Any]
+    targets: Mapping[int, Any]
+    allowed: Mapping[tuple[int, str], frozenset[Hashable]]
+
+
+class Work:
+    """How often something was looked at, within how many other looks one is, and how long patterns may still take.
+
+    Args:
+        read: The schema.
+        most: Largest number of looks.
+    """
+
+    def __init__(self, read: ReadSchema, most: float) -> None:
+        self.read = read
+        self.depth = 0
+        self._left = most
+        self._seconds = patterns.SECONDS
+
+    def look(self, looks: int = 1) -> None:
+        """Count looks.
+
+        Raises:
+            TooMuchWorkError: There were too many.
+        """
+        self._left -= looks
+        if self._left < 0:
+            raise TooMuchWorkError("the schema takes too much work on this value")
+
+    def compare(self, value: Any) -> None:
+        """Count the visited parts of a value that is compared as a whole."""
+        waiting = [value]
+        size = 0
+        while waiting:
+            part = waiting.pop()
+            if isinstance(part, Mapping | list | tuple):
+                size += len(part)
+                waiting.extend(part.values() if isinstance(part, Mapping) else part)
+        self.look(size // _VALUES_OF_A_LOOK)
+
+    def searches(self, pattern: str, text: str) -> bool:
+        """Whether a pattern is found in a text. Raises like `patterns.searches`."""
+        begun = time.monotonic()
+        try:
+            return patterns.searches(pattern, text, seconds=self._seconds)
+        finally:
+            self._seconds -= time.monotonic() - begun
+
+
+_WORK: ContextVar[Work] = ContextVar("work")
+
+
+def _unevaluated_items(
+    validator: Any, _: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[jsonschema.ValidationError]:
+    """Refuse items that nothing has looked at and that do not fit `unevaluatedItems`."""
+    if isinstance(instance, list):
+        evaluated = _evaluated(validator, instance, schema)
+        yield from _told("items", [each for index, each in enumerate(instance) if index not in evaluated])
+
+
+def _unevaluated_properties(
+    validator: Any, _: Any, instance: Any, schema: Mapping[str, Any]
+) -> Iterator[jsonschema.ValidationError]:
+    """Refuse properties that nothing has looked at and that do not fit `unevaluatedProperties`."""
+    if isinstance(instance, dict):
+        evaluated = _evaluated(validator, instance, schema)
+        yield from _told("properties", [name for name in instance if name not in evaluated])
+
+
+def _told(kind: str, left: list[Any]) -> Iterator[jsonschema.ValidationError]:
+    if left:
+        found = f"{', '.join(map(repr, left))} {'was' if len(left) == 1 else 'were'} unexpected"
+        yield jsonschema.ValidationError(f"Unevaluated {kind} are not allowed ({found})")
+
+
+def _evaluated(validator: Any, instance: Any, schema: Any) -> set[str | int]:
+    """Return the names or indices of what was looked at."""
+    work = _WORK.get()
+    found: set[str | int] = set()
+    waiting = [schema]
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, bool):
+            work.look(1 + len(instance) // _ITEMS_OF_A_LOOK)
+            found.update(_names(validator, instance, part) if isinstance(instance, dict) else ())
+            found.update(_indices(validator, instance, part) if isinstance(instance, list) else ())
+            waiting += _also(validator, instance, part)
+    return found
+
+
+def _names(validator: Any, instance: dict[str, Any], part: Mapping[str, Any]) -> Iterator[str | int]:
+    yield from part.get("properties", {}).keys() & instance.keys()
+    for keyword in ("additionalProperties", "unevaluatedProperties"):
+        yield from _fitting(validator, instance.items(), part.get(keyword, False))
+
+
+def _indices(validator: Any, instance: list[Any], part: Mapping[str, Any]) -> Iterator[str | int]:
+    yield from range(len(instance) if "items" in part else len(part.get("prefixItems", ())))
+    for keyword in ("contains", "unevaluatedItems"):
+        yield from _fitting(validator, enumerate(instance), part.get(keyword, False))
+
+
+def _fitting(validator: Any, inner: Iterable[tuple[Any, Any]], part: Any) -> Iterator[str | int]:
+    if part is not False:
+        yield from (name for name, value in inner if _fits(validator, value, part))
+
+
+def _also(validator: Any, instance: Any, part: Mapping[str, Any]) -> Iterator[Any]:
+    """Return the schemas that hold for the same value because of a part, and that it fits."""
+    if "$ref" in part:
+        yield _WORK.get().read.targets[id(part)]
+    if isinstance(instance, dict):
+        yield from (each for name, each in part.get("dependentSchemas", {}).items() if name in instance)
+    for keyword in ("allOf", "oneOf", "anyOf"):
+        yield from (each for each in part.get(keyword, ()) if _fits(validator, instance, each))
+    if "if" in part:
+        fits = _fits(validator, instance, part["if"])
+        yield from (part["if"], part.get("then", True)) if fits else (part.get("else", True),)
+
+
+def _fits(validator: Any, value: Any, part: Any) -> bool:
+    return next(validator.descend(value, part), None) is None
+
 
 _LARGEST_SCHEMA = 64 * 1024
 _DEEPEST_VALUE = 200
@@ -106,13 +248,13 @@ class SchemaValidator:
         misfits = self._validator.iter_errors(value)
         while True:
             # The caller may do other work between two misfits, and validate another value against another schema.
-            token = WORK.set(work)
+            token = _WORK.set(work)
             try:
                 misfit = next(misfits, None)
             except RecursionError as error:
                 raise TooMuchWorkError("the value is nested too deeply for the schema") from error
             finally:
-                WORK.reset(token)
+                _WORK.reset(token)
             if misfit is None:
                 return
             yield misfit
@@ -194,9 +336,9 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
     """Return a keyword that counts what looking at it brings with it."""
 
     def look(validator: Any, part: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
-        work = WORK.get()
+        work = _WORK.get()
         size = len(instance) if isinstance(instance, list | dict) else 0
-        looks = 1 + size // ITEMS_OF_A_LOOK
+        looks = 1 + size // _ITEMS_OF_A_LOOK
         if isinstance(part, list | dict) and name not in ("enum", "const"):
             looks += len(part) // _PARTS_OF_A_LOOK
         work.look(looks)
@@ -217,7 +359,7 @@ def _counted(name: str, keyword: _Keyword) -> _Keyword:
 
 def _ref(validator: Any, _: Any, instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
     """Follow a reference to its known target; the library would search the whole schema at each validation."""
-    yield from validator.descend(instance, WORK.get().read.targets[id(schema)])
+    yield from validator.descend(instance, _WORK.get().read.targets[id(schema)])
 
 
 def _enum(_: Any, allowed: list[Any], instance: Any, schema: Any) -> Iterator[jsonschema.ValidationError]:
@@ -231,7 +373,7 @@ def _const(_: Any, const: Any, instance: Any, schema: Any) -> Iterator[jsonschem
 
 
 def _is_allowed(name: str, instance: Any, schema: Any) -> bool:
-    work = WORK.get()
+    work = _WORK.get()
     work.compare(instance)
     return _key(instance) in work.read.allowed[id(schema), name]
 
@@ -252,7 +394,7 @@ def _unique_items(_: Any, unique: bool, instance: Any, __: Any) -> Iterator[json
     """Visit each item once: the library compares each with all others if they cannot be sorted."""
     if not unique or not isinstance(instance, list):
         return
-    WORK.get().compare(instance)
+    _WORK.get().compare(instance)
     if len(set(map(_key, instance))) < len(instance):
         yield jsonschema.ValidationError(f"{instance!r} has non-unique elements")
 
@@ -273,7 +415,7 @@ def _key(value: Any) -> Hashable:
 
 
 def _pattern(_: Any, pattern: str, instance: Any, __: Any) -> Iterator[jsonschema.ValidationError]:
-    if isinstance(instance, str) and not WORK.get().searches(pattern, instance):
+    if isinstance(instance, str) and not _WORK.get().searches(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
 
@@ -282,7 +424,7 @@ def _pattern_properties(
 ) -> Iterator[jsonschema.ValidationError]:
     if not isinstance(instance, dict):
         return
-    work = WORK.get()
+    work = _WORK.get()
     for pattern, part in parts.items():
         for name, value in instance.items():
             work.look()
@@ -299,7 +441,7 @@ def _additional_properties(
         return
     if not isinstance(instance, dict):
         return
-    work = WORK.get()
+    work = _WORK.get()
     for name, value in instance.items():
         if name in schema.get("properties", {}):
             continue
@@ -346,8 +488,8 @@ _BOUND: dict[str, _Keyword] = {
     "enum": _enum,
     "multipleOf": _multiple_of,
     "uniqueItems": _unique_items,
-    "unevaluatedItems": unevaluated_items,
-    "unevaluatedProperties": unevaluated_properties,
+    "unevaluatedItems": _unevaluated_items,
+    "unevaluatedProperties": _unevaluated_properties,
 }
 _MATCHED: dict[str, _Keyword] = {
     "pattern": _pattern,

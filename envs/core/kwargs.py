@@ -47,6 +47,7 @@ from rollgym.suggestions import near_names
 T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
+_MOST_NAMED = 20
 _MOST_BITS = 256
 _NO_DEFAULT = inspect.Parameter.empty
 
@@ -345,17 +346,31 @@ def _tidy(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refusal(env_class: type, kwargs: Mapping[str, Any], error: ValidationError) -> Exception:
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0])
     names = _parameters(env_class).named
-    if name not in names:
-        near = near_names(name, names)
-        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(names) or 'none'}"
-        return TypeError(f"{env_class.__name__} has no kwarg {name!r}; {hint}")
+    errors = error.errors(include_url=False)
+    if unknown := [name for each in errors if (name := str(each["loc"][0])) not in names]:
+        return TypeError(f"{env_class.__name__} has no {_unknown(unknown, names)}")
+    first = errors[0]
+    name = str(first["loc"][0])
     finite = "; numbers must be finite" if first["type"] == "finite_number" else ""
     return ValueError(
         f"{name} must be {wanted(_schemas(env_class)[name])}, not {_shown(kwargs[name])}{finite}"
     )
+
+
+def _unknown(unknown: Sequence[str], names: Mapping[str, Any]) -> str:
+    """Name each unknown kwarg with the known one that is near, or else the known ones."""
+    named = unknown[:_MOST_NAMED]
+    near = [near_names(name, names) for name in named]
+    hints = [f"did you mean {found[0]!r}?" if found else "" for found in near]
+    there_are = f"it has {', '.join(names) or 'none'}"
+    if len(unknown) == 1:
+        return f"kwarg {_shown(unknown[0])}; {hints[0] or there_are}"
+    told = [
+        f"{_shown(name)} ({hint})" if hint else _shown(name) for name, hint in zip(named, hints, strict=True)
+    ]
+    more = f" and {len(unknown) - len(named)} more" if len(unknown) > len(named) else ""
+    return f"kwargs {', '.join(told)}{more}" + ("" if all(hints) else f"; {there_are}")
 
 
 def _shown(value: Any) -> str:

@@ -16,6 +16,12 @@ from rollgym.clients.replies.thinking import has_thought, strip_thinking
 _SPECIAL = re.compile(r"<\|[^|<>]*\|>")
 _QUOTES = "\"'`.“”‘’ \t\r\n"
 SEPARATOR = "||"
+_MARKS = {
+    "answer": ("<answer>", "</answer>"),
+    "action": ("<action>", "</action>"),
+    "boxed": ("\\boxed{", "}"),
+}
+_NO_THOUGHT = "<think></think>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +133,14 @@ def said_actions(reply: str, profile: Profile, limit: int = 1) -> list[str]:
     return text.split(SEPARATOR)[:limit] if limit > 1 else [text]
 
 
+def marks_of(profile: Profile) -> tuple[str, str]:
+    """Return what a policy has to write before and after an action, so that it is read; both empty if nothing."""
+    if profile.bare:
+        return "", ""
+    before, after = _MARKS[profile.mark]
+    return _NO_THOUGHT * profile.needs_thinking + before, after
+
+
 def _marked(said: str, profile: Profile) -> list[str]:
     if profile.mark == "boxed":
         return [box.content for box in boxes(said)[0]]
@@ -142,17 +156,13 @@ def reply_format(profile: Profile, actions: str, example: str, limit: int = 1) -
         example: One of them.
         limit: Actions that one turn may take.
     """
-    marks = {
-        "answer": f"<answer>{example}</answer>",
-        "action": f"<action>{example}</action>",
-        "boxed": f"\\boxed{{{example}}}",
-    }
+    before, after = _MARKS[profile.mark]
     text = f"Actions: {actions}. "
     if profile.needs_thinking:
         text += "Think first inside <think></think>. "
     if limit > 1:
         text += f"You may give up to {limit} actions, separated by {SEPARATOR}. "
-    return text + f"Reply with the action in this form: {marks[profile.mark]}"
+    return text + f"Reply with the action in this form: {before}{example}{after}"
 
 
 def named_action(text: str, profile: Profile, names: Mapping[str, int]) -> int | None:

@@ -11,7 +11,7 @@ from gymnasium import Space
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
-from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
+from rollgym.envs.core.hooks import bridge_old_names, checked_options, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.core.profiles import (
     PROFILES,
@@ -21,7 +21,6 @@ from rollgym.envs.core.profiles import (
     reply_format,
     said_actions,
 )
-from rollgym.envs.core.reset_options import checked_options
 
 Action = TypeVar("Action")
 

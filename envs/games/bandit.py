@@ -49,6 +49,13 @@ class BanditEnv(NamedGame):
         "reward": "What the arm pays. Success: more than half of the pulls were of the best arm.",
         "max_episode_steps": 40,
         "metrics": {**NamedGame.metadata["metrics"], "regret": "last"},
+        "baselines": {
+            "random": [0, 7.6],
+            "constant action": [0.24, 8.43],
+            "echo of the instruction": [0, 0.361],
+            "blind": [0.19, 7.56],
+            "expert": [1, 17.8],
+        },
     }
 
     def __init__(

@@ -28,6 +28,13 @@ class BlackjackEnv(NamedGame):
         "actions": "`Hit` or `Stick`.",
         "reward": "1 for a win, 0 for a draw, -1 for a loss; 1.5 for a natural where `natural` says so.",
         "max_episode_steps": 20,
+        "baselines": {
+            "random": [0.3, -0.38],
+            "constant action": [0.4, -0.15],
+            "echo of the instruction": [0, -0.38],
+            "blind": [0.32, -0.28],
+            "expert": [0.35, -0.13],
+        },
     }
 
     def __init__(

@@ -30,6 +30,11 @@ class Game2048Env(NamedGame):
         "reward": "The tiles that merges make. Success: the target tile is there.",
         "max_episode_steps": 2_000,
         "metrics": {**NamedGame.metadata["metrics"], "largest_tile": "last"},
+        "baselines": {
+            "random": [0, 1160],
+            "constant action": [0, 11.6],
+            "echo of the instruction": [0, 0.64],
+        },
     }
 
     def __init__(

@@ -30,6 +30,7 @@ class MastermindEnv(TextGame[Code]):
         "actions": "The digits of a guess.",
         "reward": "1 when the code is found, else 0.",
         "max_episode_steps": 12,
+        "baselines": {"random": 0, "constant action": 0, "blind": 0, "expert": 1},
     }
 
     def __init__(

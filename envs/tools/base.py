@@ -18,9 +18,8 @@ from rollgym.clients.replies.formats.calls import (
     read_calls,
 )
 from rollgym.clients.replies.formats.table import FORMATS, format_named
-from rollgym.envs.core.hooks import bridge_old_names, complete_metadata, overrides
+from rollgym.envs.core.hooks import bridge_old_names, checked_options, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
-from rollgym.envs.core.reset_options import checked_options
 from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
 CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]

@@ -1,7 +1,10 @@
-"""Tasks for tools, with answers that can be checked and a plan that finds them."""
+"""Tasks for tools, with answers that can be checked and a plan that finds them.
+
+They are about a small made-up world: cities and people with facts, each with an article, none known beforehand.
+"""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from fractions import Fraction
@@ -10,10 +13,132 @@ from types import MappingProxyType
 import numpy as np
 
 from rollgym.clients.protocol.tool_calls import ToolCall
-from rollgym.envs.tools.calculator import calculate, number_text
-from rollgym.envs.tools.dates import WEEKDAYS
-from rollgym.envs.tools.search import Document
-from rollgym.envs.tools.world import City, World, draw_world
+from rollgym.envs.tools.basic_tools import WEEKDAYS, Document, calculate, number_text
+
+_STARTS = (
+    "Bel",
+    "Cor",
+    "Dra",
+    "Els",
+    "Fen",
+    "Gal",
+    "Hol",
+    "Ist",
+    "Jor",
+    "Kes",
+    "Lum",
+    "Mar",
+    "Nor",
+    "Ost",
+    "Pel",
+    "Quel",
+)
+_MIDDLES = ("a", "e", "i", "o", "u", "an", "er", "il", "on", "ar")
+_ENDS = ("burg", "dale", "ford", "gate", "haven", "lund", "mouth", "stad", "ton", "wick", "mere", "holm")
+_GIVEN = (
+    "Ada",
+    "Bruno",
+    "Clara",
+    "Dario",
+    "Edda",
+    "Felix",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jonas",
+    "Kira",
+    "Lars",
+    "Mila",
+)
+_TRADES = ("painter", "engineer", "botanist", "composer", "astronomer", "architect", "chemist", "novelist")
+_WARES = ("amber", "cheese", "clocks", "glass", "paper", "salt", "silk", "tiles")
+
+
+@dataclass(frozen=True, slots=True)
+class City:
+    """A city and what is known of it."""
+
+    name: str
+    population: int
+    founded: int
+    river: str
+    ware: str
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A person, born in a city."""
+
+    name: str
+    trade: str
+    born: int
+    birthplace: City
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """Cities, people, and an article on each."""
+
+    cities: tuple[City, ...]
+    people: tuple[Person, ...]
+
+    def documents(self) -> tuple[Document, ...]:
+        """Return the encyclopedia of the made-up world."""
+        return (*map(_city_article, self.cities), *map(_person_article, self.people))
+
+
+def _draw_world(generator: np.random.Generator, cities: int = 10, people: int = 8) -> World:
+    """Draw a world; all its names differ."""
+    names = _distinct(generator, cities + people, (_STARTS, _MIDDLES, _ENDS))
+    rivers = _distinct(generator, cities, (_STARTS, _MIDDLES, ("a", "ne", "ra", "sk", "th")))
+    places = tuple(
+        City(
+            name,
+            int(generator.integers(2_000, 900_000)),
+            int(generator.integers(900, 1900)),
+            river,
+            _one(generator, _WARES),
+        )
+        for name, river in zip(names[:cities], rivers, strict=True)
+    )
+    persons = tuple(
+        Person(
+            f"{_one(generator, _GIVEN)} {name}",
+            _one(generator, _TRADES),
+            int(generator.integers(1900, 1990)),
+            places[int(generator.integers(cities))],
+        )
+        for name in names[cities:]
+    )
+    return World(places, persons)
+
+
+def _city_article(city: City) -> Document:
+    return Document(
+        city.name,
+        f"{city.name} is a city on the river {city.river}, founded in {city.founded}. "
+        f"It has {city.population} inhabitants and is known for its {city.ware}.",
+    )
+
+
+def _person_article(person: Person) -> Document:
+    article = "an" if person.trade[0] in "aeiou" else "a"
+    return Document(
+        person.name,
+        f"{person.name} is {article} {person.trade}, born in {person.birthplace.name} in {person.born}.",
+    )
+
+
+def _distinct(generator: np.random.Generator, count: int, parts: Sequence[Sequence[str]]) -> list[str]:
+    found: dict[str, None] = {}
+    while len(found) < count:
+        found["".join(_one(generator, part) for part in parts)] = None
+    return list(found)
+
+
+def _one(generator: np.random.Generator, choices: Sequence[str]) -> str:
+    return choices[int(generator.integers(len(choices)))]
+
 
 _ITEMS = ("apples", "boxes", "candles", "drums", "envelopes", "flags", "gloves", "hats", "lamps", "maps")
 _FIRST_DAY = date(1950, 1, 1)
@@ -102,7 +227,7 @@ def _days_between(generator: np.random.Generator) -> Task:
 
 
 def _fact(generator: np.random.Generator) -> Task:
-    world = draw_world(generator)
+    world = _draw_world(generator)
     city = _city(generator, world)
     asked, answer = (
         (f"How many inhabitants does {city.name} have?", str(city.population)),
@@ -114,7 +239,7 @@ def _fact(generator: np.random.Generator) -> Task:
 
 
 def _two_facts(generator: np.random.Generator) -> Task:
-    world = draw_world(generator)
+    world = _draw_world(generator)
     person = world.people[int(generator.integers(len(world.people)))]
     city = person.birthplace
     asked, answer = (
@@ -126,7 +251,7 @@ def _two_facts(generator: np.random.Generator) -> Task:
 
 
 def _compared(generator: np.random.Generator) -> Task:
-    world = draw_world(generator)
+    world = _draw_world(generator)
     one, other = (world.cities[int(each)] for each in generator.permutation(len(world.cities))[:2])
     expression = f"abs({one.population} - {other.population})"
     plan = (_search(one.name), _search(other.name), ToolCall("calculator", {"expression": expression}))
@@ -154,7 +279,7 @@ def _stock(generator: np.random.Generator) -> Task:
 
 
 def _noted(generator: np.random.Generator) -> Task:
-    world = draw_world(generator)
+    world = _draw_world(generator)
     picked = [world.cities[int(each)] for each in generator.permutation(len(world.cities))[:3]]
     wanted = {city.name: str(city.founded) for city in picked}
     stale = picked[int(generator.integers(3))]

@@ -18,9 +18,7 @@ from rollgym.envs.tools.base import (
     TurnResult,
     state_digest,
 )
-from rollgym.envs.tools.calculator import CALCULATOR
-from rollgym.envs.tools.dates import DATE_TOOLS
-from rollgym.envs.tools.search import Corpus
+from rollgym.envs.tools.basic_tools import CALCULATOR, DATE_TOOLS, Corpus
 from rollgym.envs.tools.tasks import KINDS, Task, answers_agree
 from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters
 
@@ -56,6 +54,7 @@ class ToolUseEnv(ToolEnv):
         ),
         "reward": "1 where the answer is right and the store holds what it should, else 0.",
         "max_episode_steps": 16,
+        "baselines": {"random": 0, "constant action": 0, "blind": 0, "expert": 1},
     }
     groups: ClassVar[tuple[str, ...]] = TOOL_GROUPS
 

@@ -10,10 +10,8 @@ from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.tools.tasks import KINDS
 from rollgym.envs.tools.tool import Tool, ToolError, tool_parameters
 from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv, ToolUseKwargs
-from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.base import Outcome, Program, RunResult, Sandbox
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome, RunResult
 
 PYTHON_GROUPS = (*TOOL_GROUPS, "python")
 
@@ -33,6 +31,8 @@ class ToolUsePythonEnv(ToolUseEnv):
         "inline": False,
         "deterministic": False,
         "forkable": False,
+        "needs": "a sandbox",
+        "baselines": {"random": 0, "constant action": 0, "blind": 0, "expert": 1},
     }
     groups: ClassVar[tuple[str, ...]] = PYTHON_GROUPS
 

@@ -5,10 +5,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from rollgym.envs.verifiers.composed_numbers import ComposedNumber, read_composed
 from rollgym.envs.verifiers.exact import NotExact, Value, add, approximate, divide, multiply, scale, value_of
 from rollgym.envs.verifiers.latex import is_name, plain, words
-from rollgym.envs.verifiers.numerals import decimals, read_value, spelt_number
+from rollgym.envs.verifiers.numerals import ComposedNumber, decimals, read_composed, read_value, spelt_number
 from rollgym.envs.verifiers.units import Unit, unit_of
 
 _KEPT = 1024
@@ -88,7 +87,7 @@ class Answer:
 
     @property
     def quantity(self) -> "Quantity | None":
-        """How much it is of a unit that is known; None where it names none."""
+        """How much it is of a unit that is known; None if it names none."""
         if self.value is not None:
             unit = unit_of(self.unit) if self.unit and not self.percent else None
             return None if unit is None else Quantity(scale(self.value, Fraction(self.scale)), unit)
@@ -118,7 +117,7 @@ class Answer:
         return names if len(set(names)) == len(self.parts) > 1 else None
 
     def beside_a_list(self) -> "Answer":
-        """The answer as it is read where it is compared with a list: beside one, "8,6" is one, too."""
+        """The answer as it is read when compared with a list: beside one, "8,6" is one, too."""
         if self.parts or _DECIMAL_COMMA.fullmatch(self.text) is None:
             return self
         return replace(self, parts=tuple(map(read_answer, self.text.split(","))))
@@ -131,7 +130,7 @@ class Quantity:
     Attributes:
         value: How much.
         unit: Of what.
-        letter: The unit as it is written where it could be a variable as well.
+        letter: The unit as it is written if it could be a variable as well.
     """
 
     value: Value
@@ -182,7 +181,7 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
         if rows := _matrix(answer):
             return Answer(answer, False, rows=rows)
         if (lines := _ALIGNED.fullmatch(answer.strip().strip("$.").strip())) is not None:
-            # A line that begins with an equals sign goes on with the one before it.
+            # A line that begins with an equals sign continues the one before it.
             rows_of_it = [row.replace("&", " ").strip() for row in _ROW_END.split(lines["body"])]
             answer = "".join(
                 row if not number or row.startswith("=") else f", {row}"
@@ -213,7 +212,7 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
     if "=" in text and (named := _named_tuple(text)):
         return Answer(text, form.percent, parts=named)
     if not _holds(text):
-        # What is not true is no answer, whatever it ends with.
+        # A false equation is not an answer, whatever it ends with.
         return Answer(text, form.percent, relation=True)
     if "=" in text and (side := _last_side(text)) is not None:
         return read_answer(side)
@@ -245,7 +244,7 @@ def _named_parts(answer: str, parts: list[str]) -> tuple[Answer, ...]:
 
 
 def _named_tuple(text: str) -> tuple[Answer, ...]:
-    """Read `(x, y) = (1, 2)` as `x = 1, y = 2`; nothing if a text is no such equation."""
+    """Read `(x, y) = (1, 2)` as `x = 1, y = 2`; nothing if a text is not such an equation."""
     match = _TUPLE_OF_NAMES.fullmatch(text)
     if match is None or not _encloses(text, match.start("values"), match.end("values")):
         return ()
@@ -269,8 +268,8 @@ def _matrix(text: str) -> tuple[tuple[Answer, ...], ...]:
 def _last_side(text: str) -> str | None:
     """Return what a chain of equalities comes to: its last side, where all behind the first are numbers.
 
-    The first may be a name, or a number that is worked out; an equation in which something is unknown is no chain. What
-    a side is about equal to is no side.
+    The first may be a name, or a number that is worked out; an equation with an unknown is not a chain. What
+    a side is about equal to is not a side.
     """
     if _NOT_EQUAL.search(text) is not None:
         return None
@@ -313,7 +312,7 @@ def _unbracketed(text: str) -> tuple[str, str]:
 
 
 def both_signs(text: str) -> str:
-    r"""Return the two values that a text with one `\pm` stands for, as a list; the text itself where that is not plain.
+    r"""Return the two values that a text with one `\pm` stands for, as a list; the text itself if that is not plain.
 
     `\frac{1 \pm \sqrt{5}}{2}` is `\frac{1 + \sqrt{5}}{2}, \frac{1 - \sqrt{5}}{2}`.
     """

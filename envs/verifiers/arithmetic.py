@@ -11,8 +11,8 @@ from pydantic import Field
 from rollgym.clients.replies.marks import ANSWER_WITHIN, boxes, last_tagged
 from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.splits import TaskSplit
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
 
 _MINUS = str.maketrans(dict.fromkeys("−–‐‑—﹣－", "-") | {"\N{NO-BREAK SPACE}": " "})
 _INTEGER = re.compile(r"[-+]?(?<![\d.])\d+(?:[,_ ]\d{3})*(?!\.?\d)")
@@ -38,11 +38,10 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: operator.mul,
 }
 _LONGEST_NUMBER = 400
-_TRIES = 10_000
 _SHOWN = 80
 
 
-class ArithmeticEnv(VerifierEnv):
+class ArithmeticEnv(GeneratingVerifier):
     """Sums, differences and products of whole numbers.
 
     A response is read outside think tags: the last `<answer>`, else the last box, else the last whole number.
@@ -51,11 +50,13 @@ class ArithmeticEnv(VerifierEnv):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "Generated sums, differences and products with exact answers.",
         "observation": "The sum: `85 - 63 = ?`.",
         "actions": "A response with the number in answer tags, in a box, or as its last number.",
         "reward": "1 where the number is right, else 0.",
+        "example_reply": "<answer>{answer}</answer>",
+        "baselines": {"random": 0.01, "constant action": 0, "echo": 0.02, "blind": 0},
     }
 
     def __init__(
@@ -66,28 +67,22 @@ class ArithmeticEnv(VerifierEnv):
         operators: Annotated[
             str, Field(pattern="^[-+*]+$", description="Which of `+`, `-` and `*` occur.")
         ] = "+-",
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only questions of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         self._terms = terms
         self._digits = digits
         self._operators = operators
-        self._split = checked_split(split)
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a question of the wanted split and its answer."""
-        for _ in range(_TRIES):
-            numbers = self.np_random.integers(0, 10**self._digits, self._terms).tolist()
-            chosen = self.np_random.integers(len(self._operators), size=self._terms - 1).tolist()
-            question = str(numbers[0])
-            for index, number in zip(chosen, numbers[1:], strict=True):
-                question += f" {self._operators[index]} {number}"
-            if self._split is None or split_of_text(question) == self._split:
-                return {"question": question, "answer": str(evaluate(question))}
-        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more digits or terms")
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a question and its answer."""
+        numbers = self.np_random.integers(0, 10**self._digits, self._terms).tolist()
+        chosen = self.np_random.integers(len(self._operators), size=self._terms - 1).tolist()
+        question = str(numbers[0])
+        for index, number in zip(chosen, numbers[1:], strict=True):
+            question += f" {self._operators[index]} {number}"
+        return {"question": question, "answer": str(evaluate(question))}
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a question with its answer, which is computed if it is not given."""
@@ -122,7 +117,7 @@ def _expected(task: Mapping[str, Any]) -> int:
     """Return the answer of a task, which is computed if it is not given.
 
     Raises:
-        ValueError: It is no whole number, or there is nothing to compute it from.
+        ValueError: It is not a whole number, or there is nothing to compute it from.
     """
     answer, question = task.get("answer"), task.get("question")
     if answer is None and question is None:
@@ -146,7 +141,7 @@ def read_number(response: str) -> int | None:
 
 
 def _last_number(said: str) -> int | None:
-    """Return the last number of a text; None where it is part of another, such as `12%`, or denied, as in `not 12`."""
+    """Return the last number of a text; None if it is part of another, such as `12%`, or denied, as in `not 12`."""
     last = None
     for match in _INTEGER.finditer(said):
         last = match
@@ -172,7 +167,7 @@ def evaluate(question: str) -> int:
         raise ValueError(
             f"'{question[:_SHOWN]}' is no question such as '12 + 7': 2 to 16 numbers with +, - or * between"
         )
-    # Leading zeros are no Python, and nothing but numbers and operators is left to parse.
+    # Python has no leading zeros, and nothing but numbers and operators is left to parse.
     plain = re.sub(r"\b0+(?=\d)", "", question)
     return _value(ast.parse(plain, mode="eval").body)
 

@@ -4,12 +4,13 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import gymnasium
 
 from rollgym.clients.protocol.spaces import UnicodeText
 from rollgym.envs.core.kwargs import DeclaredKwargs, RenderMode
+from rollgym.envs.core.splits import checked_split, split_of_text
 
 Outcome = Literal["correct", "wrong", "partial", "unparsable", "timeout", "error"]
 
@@ -29,6 +30,11 @@ class Verdict:
     outcome: Outcome
     detail: str
     metrics: Mapping[str, float] = field(default_factory=dict, hash=False)
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """Return a text as a verdict's detail shows it, cut to `most` characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
@@ -86,7 +92,7 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
     ) -> tuple[str, dict[str, Any]]:
         """Draw a task, or take the one whose fields the options are.
 
-        A task holds its answer, and so it is told to nobody. The option `expert`, which a server refuses unless its
+        A task holds its answer, and so it is never shown. The option `expert`, which a server refuses unless its
         operator allows it, puts it into `info["state"]["task"]`, for tests and audits.
         """
         super().reset(seed=seed)
@@ -126,8 +132,45 @@ class VerifierEnv(DeclaredKwargs, gymnasium.Env[str, str]):
 
     @property
     def task(self) -> dict[str, Any]:
-        """The fields of the task, with its answer: for whoever has this object, and for no client."""
+        """The fields of the task, with its answer: for code that holds this object, never for a client."""
         return deepcopy(dict(self._task))
 
     def _state(self) -> dict[str, Any]:
         return {"task": self.task} if self._shows_task else {}
+
+
+class GeneratingVerifier(VerifierEnv):
+    """Base of verifiers that generate their tasks, of all splits or of one.
+
+    Args:
+        split: Only tasks of this split, by content.
+        render_mode: As in Gymnasium.
+    """
+
+    tries: ClassVar[int] = 10_000
+
+    def __init__(self, *, split: str | None, render_mode: RenderMode) -> None:
+        super().__init__(render_mode=render_mode)
+        self._split = checked_split(split)
+
+    @abstractmethod
+    def generate_task(self) -> dict[str, Any]:
+        """Generate a task from `self.np_random`, of whichever split."""
+
+    def content(self, task: Mapping[str, Any]) -> str:
+        """Return the text that decides to which split a task belongs."""
+        return str(task["question"])
+
+    def draw_task(self) -> dict[str, Any]:
+        """Generate tasks until one is of the wanted split.
+
+        Raises:
+            ValueError: None is, after many.
+        """
+        for _ in range(self.tries):
+            task = self.generate_task()
+            if self._split is None or split_of_text(self.content(task)) == self._split:
+                return task
+        raise ValueError(
+            f"no task of split {self._split} in {self.tries} tries: allow more kinds of tasks than these kwargs do"
+        )

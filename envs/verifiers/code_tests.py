@@ -10,15 +10,18 @@ from rollgym.envs.code.extraction import extract
 from rollgym.envs.code.forms import read_item, read_question
 from rollgym.envs.code.grader import Grader
 from rollgym.envs.code.item import ItemError
-from rollgym.envs.code.limits import GradingLimits, TestSeconds
-from rollgym.envs.code.sandboxes import GraderFaultError, operator_sandbox
+from rollgym.envs.code.sandboxes import (
+    GraderFaultError,
+    GradingLimits,
+    Scoring,
+    TestSeconds,
+    operator_sandbox,
+)
 from rollgym.envs.code.tasks import TaskData, TaskSource
-from rollgym.envs.core.kwargs import OneOf, RenderMode
+from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit, checked_split
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
 from rollgym.sandbox.core.base import SandboxUnavailableError
-
-SCORINGS = ("fraction", "all")
 
 
 class CodeTestsEnv(VerifierEnv):
@@ -38,21 +41,15 @@ class CodeTestsEnv(VerifierEnv):
         "actions": "A response with a program in a fenced block.",
         "reward": "The share of the tests that are passed, or all or nothing with `scoring: all`.",
         "inline": False,
+        "needs": "a sandbox",
+        "example_reply": "```python\n{solution}\n```",
+        "baselines": {"random": 0, "constant action": 0},
     }
 
     def __init__(
         self,
         *,
-        scoring: Annotated[
-            str,
-            OneOf(*SCORINGS),
-            Field(
-                description=(
-                    "`fraction` for the share of the tests that are passed, `all` for 1 if all of them "
-                    "are, and 0 otherwise."
-                )
-            ),
-        ] = "fraction",
+        scoring: Scoring = "fraction",
         seconds: TestSeconds = 6.0,
         max_tests: Annotated[
             int, Field(ge=1, le=1000, description="Of an item with more tests, only the first so many count.")

@@ -7,11 +7,11 @@ from fractions import Fraction
 from math import isfinite
 from typing import Literal
 
-from rollgym.envs.verifiers.affordable import depth
 from rollgym.envs.verifiers.answers import Answer, read_answer, read_reference
-from rollgym.envs.verifiers.composed_numbers import is_in_base, same_composed
 from rollgym.envs.verifiers.exact import approximate, divide, multiply, rational, scale
 from rollgym.envs.verifiers.latex import SHORT_WORDS, canonical, figure, formula, unwrapped
+from rollgym.envs.verifiers.numerals import is_in_base, same_composed
+from rollgym.envs.verifiers.symbolic import depth
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
 Reason = Literal[
@@ -54,7 +54,7 @@ class Comparison:
     """What the form of two answers tells.
 
     Attributes:
-        equal: None where it does not tell.
+        equal: None if undecided.
         reason: Why.
     """
 
@@ -82,7 +82,7 @@ _UNKNOWN = Asked()
 
 
 def asked_of(question: object) -> Asked:
-    """Return what a question asks for; what is no text is not known."""
+    """Return what a question asks for; only texts are read."""
     if not isinstance(question, str):
         return _UNKNOWN
     return Asked(_PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None)
@@ -207,7 +207,7 @@ def _is_other_choice(gold: str, answer: str) -> bool:
 def _kinds_differ(one: Answer, other: Answer) -> bool:
     """Whether one is a number (or a list of them) and it is sure that the other is none, whatever it stands for."""
     if other.denied is not None or other.relation:
-        # What an answer is not, or lies above, is no answer.
+        # What an answer is not, or lies above, is not an answer.
         return one.value is not None
     if other.composed is not None and (other.composed.kind != "base" or not is_in_base(other.composed)):
         return one.value is not None
@@ -248,7 +248,7 @@ def _compare_quantities(gold: Answer, answer: Answer, rounding: int) -> Comparis
 
 
 def _units_differ(one: Answer, other: Answer) -> bool:
-    """Whether units that are not both known contradict each other; a percentage is no amount of one."""
+    """Whether units that are not both known contradict each other; a percentage is not an amount of one."""
     if one.percent != other.percent:
         measured = other if one.percent else one
         return unit_of(measured.unit) is not None
@@ -327,7 +327,7 @@ def _compare_parts(gold: Answer, answer: Answer, rounding: int) -> Comparison:
     if (ordered := _in_order(gold, answer)) is not None:
         return _compare_ordered(*ordered, rounding)
     if gold.brackets in ("()", "[]") and answer.brackets == "{}" and answer.text.startswith("\\{"):
-        # A point or an interval is no set of two numbers.
+        # A point or an interval is not a set of two numbers.
         return Comparison(False, "different_kinds")
     if gold.brackets != answer.brackets and {gold.brackets, answer.brackets} != {"", "{}"}:
         # A list may be said with brackets or without; what brackets mean beyond that is not for arithmetic to say.

@@ -1,6 +1,5 @@
 """Composite-v0: a verifier made of others, by weights and gates."""
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ class _Part:
         name: Its id.
         verifier: It.
         weight: Its share of the score.
-        gate: The score it must give for anything to be paid; None where it is no gate.
+        gate: The score it must give for anything to be paid; None if it is not a gate.
         task: Fields that every task has for it.
     """
 
@@ -62,6 +61,8 @@ class CompositeEnv(VerifierEnv):
         "reward": "The weighted mean of the parts' scores; 0 where a gate is not passed.",
         # As slow as the slowest of its parts.
         "inline": False,
+        "example_reply": "<answer>{answer}</answer>",
+        "baselines": {"random": 0.01, "constant action": 0, "echo": 0.02, "blind": 0},
     }
 
     def __init__(
@@ -133,21 +134,13 @@ class CompositeEnv(VerifierEnv):
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Ask the gates, then weigh the scores of the parts."""
         verdicts: dict[int, Verdict] = {}
-        for index, part in enumerate(self._parts):
-            if part.gate is None:
-                continue
+        for index, part in sorted(enumerate(self._parts), key=lambda each: each[1].gate is None):
             verdict = verdicts[index] = part.verifier.score(response, {**task, **part.task})
             if verdict.outcome in ("timeout", "error"):
                 return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
-            if verdict.score < part.gate - 1e-9:
+            if part.gate is not None and verdict.score < part.gate - 1e-9:
                 outcome: Outcome = "unparsable" if verdict.outcome == "unparsable" else "wrong"
                 return Verdict(0.0, outcome, f"gate {part.name}: {verdict.detail}")
-        for index, part in enumerate(self._parts):
-            if index in verdicts:
-                continue
-            verdict = verdicts[index] = part.verifier.score(response, {**task, **part.task})
-            if verdict.outcome in ("timeout", "error"):
-                return Verdict(0.0, verdict.outcome, f"{part.name}: {verdict.detail}")
         score = (
             sum(part.weight * verdicts[index].score for index, part in enumerate(self._parts)) / self._weight
         )
@@ -191,11 +184,10 @@ def _verifier(name: str, kwargs: Mapping[str, Any], trusted: bool) -> VerifierEn
     # The registry lists this module, too, by its name.
     from rollgym.envs.registry import builtin_environments
 
-    spec = builtin_environments().get(name)
-    module, _, attribute = (spec.entry_point if spec is not None else ":").partition(":")
-    verifier = getattr(importlib.import_module(module), attribute) if spec is not None else None
+    built_in = builtin_environments()
+    verifier = built_in[name].load() if name in built_in else None
     if not (isinstance(verifier, type) and issubclass(verifier, VerifierEnv)):
-        known = ", ".join(builtin_environments())
+        known = ", ".join(built_in)
         raise ValueError(f"{name!r} is no built-in verifier; the built-in environments are {known}")
     reserved = verifier.operator_kwargs & kwargs.keys()
     if reserved and not trusted:

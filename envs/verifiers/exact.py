@@ -27,7 +27,7 @@ _RATIONAL = {(1, 0)}
 
 
 class NotExact(ValueError):  # noqa: N818 - the name says what it is
-    """It is no exact number of the kind that is known here."""
+    """It is not an exact number of the kind that is known here."""
 
 
 def rational(value: Value) -> Fraction | None:
@@ -38,7 +38,7 @@ def rational(value: Value) -> Fraction | None:
 
 
 def approximate(value: Value) -> float:
-    """Return a value as a float; infinite where it is too large for one."""
+    """Return a value as a float; infinite if it is too large for one."""
     try:
         return sum(float(c) * math.sqrt(root) * math.pi**power for (root, power), c in value.items())
     except OverflowError:
@@ -107,7 +107,7 @@ def to_power(base: Value, exponent: Fraction) -> Value:
     """Return a power; a root is one with the exponent 1/2, or the like.
 
     Raises:
-        NotExact: It is no value, or too large.
+        NotExact: It is not a value, or too large.
     """
     if exponent.denominator == 1:
         return _whole_power(base, int(exponent))
@@ -164,7 +164,7 @@ def choice(above: Fraction | None, below: Fraction | None) -> Value:
     """Return how many choices of so many there are among so many.
 
     Raises:
-        NotExact: They are no whole numbers, or too large.
+        NotExact: They are not whole numbers, or too large.
     """
     if above is None or below is None or above.denominator != 1 or below.denominator != 1:
         raise NotExact("a choice of what is no whole number")

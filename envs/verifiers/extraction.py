@@ -25,7 +25,7 @@ _SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n。]|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _ASKED = re.compile(r"[ \t]*[^?\n\s](?:[^?.!\n]|\.(?=\d)){0,80}\?(?=\s|$)(?!\s*\Z)")
-# "The answer is 5. Wait, it is 6.": what is taken back at once is no answer.
+# "The answer is 5. Wait, it is 6.": what is taken back at once is not an answer.
 _TAKEN_BACK = re.compile(
     r"[ \t]*(?:[^.?!\n]|\.(?=\d)){1,80}?(?:[.!]\s+|,\s*|\s+[–—-]+\s*|\s\()"
     r"(?:wait|no(?=\s*[,.!:;–—]|\s+it\b)|actually|sorry|oops|scratch\s+that|correction|wrong|incorrect)\b",
@@ -46,11 +46,11 @@ _FORMULA = re.compile(
     r"\$\$(?P<display>[^$]+)\$\$|(?<!\\)\$(?P<inline>[^$\n]+)\$|\\\((?P<round>(?:(?!\\\()[^\n])*?)\\\)|\\\[(?P<square>(?:(?!\\\[).)*?)\\\]",
     re.DOTALL,
 )
-# TeX's inline formulas do not hold line breaks beside their delimiters: what stands between is no formula and no prose.
+# TeX's inline formulas hold no line breaks beside their delimiters: what stands between is neither formula nor prose.
 _BROKEN_FORMULA = re.compile(
     r"(?<![$\\])\$[ \t]*\n[^$]*\n[ \t]*\$(?!\$)|\\\([ \t]*\n(?:(?!\\\().)*?\\\)", re.DOTALL
 )
-# What stands before a number that is no answer by itself: an operation, a list, a function, a denial, an equation.
+# What stands before a number that is not an answer by itself: an operation, a list, a function, a denial, an equation.
 _NOT_ALONE = re.compile(
     r"(?:[\w)}\]!]\s*[-+*/^·×÷−–<>≤≥≠]|[<>≤≥≠~]=?|!=|\d%?\s*,|\d%?,?\s+(?:or|and|to)"
     r"|\b(?:not|never|cannot)(?:\s+(?:be|equal))?|n't(?:\s+(?:be|equal))?|\b(?:sin|cos|tan|log|ln|exp|sqrt|mod)"
@@ -77,10 +77,10 @@ class Found:
     """An answer as it stands in a response.
 
     Attributes:
-        place: Where it stood.
+        place: The kind of place that it stood in.
         text: What stood there, without the marks.
         raw: The same with its marks, as a reader of LaTeX wants it.
-        parts: How many boxes it has, where they stand side by side.
+        parts: How many boxes stand side by side in it.
     """
 
     place: Place
@@ -160,7 +160,7 @@ def last_tag(text: str) -> Found | None:
     return None if said is None else Found("tag", said.strip(), said.strip())
 
 
-def last_phrase(text: str, *, short: bool = True) -> Found | None:
+def last_phrase(text: str, *, short: bool) -> Found | None:
     """Return what follows the last "answer is", "Answer:" or "####" (or "A:"), up to the end of its sentence."""
     match = _last_stated(_PHRASE, text)
     if short and "A:" in text:
@@ -169,7 +169,7 @@ def last_phrase(text: str, *, short: bool = True) -> Found | None:
 
 
 def _last_stated(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
-    """Return the last match; none where it is a question, or taken back: "The answer is 5? No, 6." gives none there."""
+    """Return the last match; None if it is a question, or taken back: "The answer is 5? No, 6." gives None."""
     last = _last(pattern, text)
     if last is None or _ASKED.match(text, last.end()) or _TAKEN_BACK.match(text, last.end()):
         return None
@@ -191,7 +191,7 @@ def _of_phrase(rest: str) -> Found:
 def numbers_in(text: str) -> list[str]:
     """Return the numbers that stand by themselves in a sentence; what is longer than one has none.
 
-    Nor has a sentence with a list or a choice of numbers: `5 or 6 apples` is no 5.
+    Nor has a sentence with a list or a choice of numbers: `5 or 6 apples` is not 5.
     """
     if len(text) > _LONGEST_SENTENCE:
         return []
@@ -253,5 +253,5 @@ def box_count(text: str) -> int:
 
 
 def without_formulas(text: str) -> str:
-    """Return what of a text is no formula."""
+    """Return what of a text is outside formulas."""
     return _FORMULA.sub(" ", text) if "$" in text or "\\" in text else text

@@ -4,27 +4,26 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any
 
 import orjson
+from numpy.random import Generator
 from pydantic import Field
 
 from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import OPERATOR, RenderMode
-from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.splits import TaskSplit
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
 from rollgym.envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
 from rollgym.envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
-from rollgym.envs.verifiers.judging.questions import draw_question
-from rollgym.envs.verifiers.judging.templates import Template, templates_of
-from rollgym.envs.verifiers.judging.verdicts import UnreadableVerdictError
+from rollgym.envs.verifiers.judging.templates import Template, UnreadableVerdictError, templates_of
 
 _URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
 _LONGEST_FIELD = 100_000
 _MOST_CRITERIA = 64
-_TRIES = 10_000
 _UNSET = (
     "no judge is set: the operator sets url and model (operator_kwargs of this environment, or the environment "
     f"variables {_URL} and {_MODEL})"
@@ -44,8 +43,8 @@ class _Case:
     weights: tuple[float, ...]
 
 
-class JudgeEnv(VerifierEnv):
-    """Responses judged by a language model. It is not deterministic, and what goes wrong on its side scores nobody.
+class JudgeEnv(GeneratingVerifier):
+    """Responses judged by a language model. It is not deterministic, and its own failures score no response.
 
     Where the judge is, what its key is and what it may cost is the operator's alone; a task only says what is judged.
 
@@ -53,7 +52,7 @@ class JudgeEnv(VerifierEnv):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "Answers compared, rated or checked by a language model that the operator names.",
         "observation": "A question.",
         "reward": (
@@ -64,6 +63,8 @@ class JudgeEnv(VerifierEnv):
         "thread": True,
         "deterministic": False,
         "forkable": False,
+        "needs": "a judge: `url` and `model`",
+        "baselines": {"random": 0, "constant action": 0},
     }
 
     def __init__(
@@ -78,9 +79,7 @@ class JudgeEnv(VerifierEnv):
                 )
             ),
         ] = "match",
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only drawn questions of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
         url: Annotated[
             str | None,
@@ -148,7 +147,7 @@ class JudgeEnv(VerifierEnv):
             int | None, OPERATOR, Field(ge=1, description="Requests under way at a time.")
         ] = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         limits = (max_calls, max_total_tokens, max_concurrent)
         if shared_dir is None and any(limit is not None for limit in limits):
             raise ValueError(
@@ -157,7 +156,6 @@ class JudgeEnv(VerifierEnv):
             )
         self._templates = templates_of(templates_file)
         self._template = self._template_named(template)
-        self._split = checked_split(split)
         self._timeout_s = timeout_s
         self._abstain = abstain
         self._most = max_response_chars
@@ -169,18 +167,15 @@ class JudgeEnv(VerifierEnv):
             else SharedLedger(shared_dir, Budget(max_calls, max_total_tokens), max_concurrent)
         )
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a question of the wanted split."""
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a question with its reference answer."""
         if set(self._template.fields) - {"question", "reference"}:
             raise ValueError(
                 "questions are drawn for templates with the fields question and reference only: give the task's "
                 "fields to reset"
             )
-        for _ in range(_TRIES):
-            task = draw_question(self.np_random)
-            if self._split is None or split_of_text(task["question"]) == self._split:
-                return dict(task)
-        raise ValueError(f"no question of split {self._split} in {_TRIES} tries")
+        question, reference = _KINDS[int(self.np_random.integers(len(_KINDS)))](self.np_random)
+        return {"question": question, "reference": reference}
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a task that has what its template needs."""
@@ -332,3 +327,48 @@ def _verdict(score: float, detail: str) -> Verdict:
     if score >= 1.0:
         return Verdict(1.0, "correct", detail)
     return Verdict(score, "partial", detail) if score > 0 else Verdict(0.0, "wrong", detail)
+
+
+_DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+_NAMES = ("Anna", "Ben", "Clara", "David", "Emma", "Felix", "Greta", "Hugo", "Ida", "Jonas", "Karla", "Leo")
+_MEASURES = (
+    ("taller", "shortest", "tallest"),
+    ("older", "youngest", "oldest"),
+    ("faster", "slowest", "fastest"),
+    ("heavier", "lightest", "heaviest"),
+)
+_HOUR = 60
+
+
+def _clock(draw: Generator) -> tuple[str, str]:
+    start = int(draw.integers(24 * _HOUR))
+    hours, minutes = int(draw.integers(1, 9)), int(draw.integers(1, 60))
+    end = (start + hours * _HOUR + minutes) % (24 * _HOUR)
+    question = (
+        f"A train leaves at {start // _HOUR:02}:{start % _HOUR:02} and is under way for {hours} hours and {minutes} "
+        "minutes. At what time of day does it arrive?"
+    )
+    return question, f"{end // _HOUR:02}:{end % _HOUR:02}"
+
+
+def _weekday(draw: Generator) -> tuple[str, str]:
+    today, later = int(draw.integers(7)), int(draw.integers(8, 400))
+    question = f"Today is {_DAYS[today]}. What day of the week is it {later} days from now?"
+    return question, _DAYS[(today + later) % 7]
+
+
+def _order(draw: Generator) -> tuple[str, str]:
+    names = [_NAMES[int(index)] for index in draw.choice(len(_NAMES), size=4, replace=False)]
+    more, least, most = _MEASURES[int(draw.integers(len(_MEASURES)))]
+    said = [f"{left} is {more} than {right}." for left, right in pairwise(names)]
+    said = [said[int(index)] for index in draw.permutation(len(said))]
+    wanted, answer = ((least, names[-1]), (most, names[0]))[int(draw.integers(2))]
+    return f"{' '.join(said)} Who is the {wanted}?", answer
+
+
+def _number(draw: Generator) -> tuple[str, str]:
+    left, right = int(draw.integers(12, 100)), int(draw.integers(3, 30))
+    return f"How many eggs are in {left} boxes of {right} eggs each? Answer in words.", str(left * right)
+
+
+_KINDS: Sequence[Callable[[Generator], tuple[str, str]]] = (_clock, _weekday, _order, _number)

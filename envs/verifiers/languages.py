@@ -70,7 +70,7 @@ _MARKS: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def script_shares(text: str) -> dict[str, float]:
-    """Return the share of each script in a text's letters; nothing where it has none."""
+    """Return the share of each script in a text's letters; nothing if it has none."""
     letters = _LETTER.findall(text)
     if not letters:
         return {}

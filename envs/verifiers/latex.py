@@ -22,13 +22,13 @@ _CURRENCY = re.compile(
 _DEGREES = re.compile(
     r"\s*(?:\^\{?\s*\\circ\s*\}?|\\degree|°|\\?\bdegrees?\b)\s*(?:(?:[CF]|Celsius|Fahrenheit)\s*)?$"
 )
-# No unit begins with a number or a formula: "5 \text{6}" is no 5.
+# No unit begins with a number or a formula: "5 \text{6}" is not 5.
 _UNIT_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mbox|mathrm|mathbf|operatorname)\s*\{(?!\s*(?:[-+]?\d|\\[a-z]))[^{}]*\}"
     r"(?:\s*\^\s*(?:\{\s*-?\d\s*\}|\d))?\.?\s*$"
     r"|\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?\s*\}\s*$"
 )
-# Upright, it is no unit of measurement.
+# Upright, it is not a unit of measurement.
 _IMAGINARY_UNIT = re.compile(r"\\(?:mathrm|text|operatorname)\s*\{\s*i\s*\}")
 _SPACE_AT_END = re.compile(r"(?:\s|~|\\[,;:! ]|\\quad){1,8}$")
 UNITS = "|".join(
@@ -107,7 +107,7 @@ _SIGNS = str.maketrans(
         "ℝ": r"\mathbb{R}",
     }
 )
-# Variables and choices, which are no words.
+# Variables and choices, which are not words.
 _LETTER_LIST = re.compile(r"-?\s?[a-zA-Z](?:\s?,\s?-?\s?[a-zA-Z])+")
 _SHORTEST_NAME = 2
 _LONGEST_PRODUCT_OF_SMALL = 2
@@ -332,8 +332,8 @@ _POINTS = re.compile(r"[A-Z]{2,6}")
 _ARROWS = ("vec", "overrightarrow", "overleftrightarrow")
 
 
-def figure(text: str, beside: str = "") -> tuple[str, str] | None:
-    """Return the kind of a figure and its points, in one of the orders that name the same; None of what is no figure.
+def figure(text: str, beside: str) -> tuple[str, str] | None:
+    """Return the kind of a figure and its points, in one of the orders that name the same; None if it is not a figure.
 
     An angle and a segment are read from either end, a triangle from any corner, and an arrow from its tail.
 
@@ -348,7 +348,7 @@ def figure(text: str, beside: str = "") -> tuple[str, str] | None:
     kind = _SIGNS_OF_FIGURES.get(kind, kind)
     points = match["within"] or match["beside"] or match["after"]
     if match.string != text.strip():
-        # They may well be two points that are no figure beside an arrow.
+        # They may well be two points beside an arrow, and not a figure.
         if _POINTS.fullmatch(text.strip()) is None or kind in _ARROWS:
             return None
         points = text.strip()
@@ -372,7 +372,7 @@ _NO_MARKS = str.maketrans("", "", "_{}")
 
 
 def words(text: str) -> str | None:
-    """Return the words that an answer is made of, in small letters; None where it is more than words."""
+    """Return the words that an answer is made of, in small letters; None if it is more than words."""
     bare = _WRAPPED_TEXT.sub(r" \1 ", text).strip().strip("$").strip()
     if len(bare) == 3 and bare[0] == "(" and bare[2] == ")":
         bare = bare[1]

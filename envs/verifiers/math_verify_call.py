@@ -76,7 +76,7 @@ def _is_near(one: Expr, other: Expr, share: Expr) -> bool:
     """Whether two expressions differ by no more than a share of the larger one, whatever their letters stand for."""
     symbols = sorted(one.free_symbols | other.free_symbols, key=str)
     values = {symbol: Rational(97 + 12 * index, 89) for index, symbol in enumerate(symbols)}
-    # An unknown that is in none of both any more is no reason to find them equal.
+    # An unknown that both have lost does not make them equal.
     first, second = one.doit().subs(values), other.doit().subs(values)
     for digits in _DIGITS:
         difference = abs((first - second).evalf(digits))
@@ -117,7 +117,7 @@ def _parsed(text: str, targets: Sequence[Any]) -> list[Any]:
 
 
 def _complex(parsed: Any) -> Any:
-    """Take `i` for the imaginary unit, which Math-Verify reads as a variable; where it is ordered or set, it is one."""
+    """Take `i` for the imaginary unit, which Math-Verify reads as a variable; if it is ordered or set, it is one."""
     if isinstance(parsed, Equality) and str(parsed.lhs) != "i":
         return Equality(_complex(parsed.lhs), _complex(parsed.rhs), evaluate=False)
     if not isinstance(parsed, (Expr, FiniteSet, MatrixBase, Tuple)) or parsed.has(Relational, ExprWithLimits):

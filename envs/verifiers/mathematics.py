@@ -1,20 +1,26 @@
-"""Math-v0: a response's answer against a reference, exactly where arithmetic decides and by Math-Verify elsewhere."""
+"""Math-v0: a response's answer against a reference, exactly where arithmetic decides and by Math-Verify elsewhere.
 
+Without a data set, questions are drawn here, small ones of several kinds.
+"""
+
+import math
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal, cast
 
+from numpy.random import Generator
 from pydantic import Field
 
 from rollgym.envs.core.kwargs import OPERATOR, OneOf, RenderMode, SomeOf
-from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.answers import both_signs
 from rollgym.envs.verifiers.arguments import is_reference
-from rollgym.envs.verifiers.base import Outcome, Verdict, VerifierEnv
+from rollgym.envs.verifiers.base import GeneratingVerifier, Outcome, Verdict, shortened
 from rollgym.envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
 from rollgym.envs.verifiers.extraction import (
     Found,
@@ -30,15 +36,15 @@ from rollgym.envs.verifiers.extraction import (
     without_formulas,
 )
 from rollgym.envs.verifiers.latex import typeset, unwrapped, without_lead_in
-from rollgym.envs.verifiers.mathematics_tasks import KINDS, draw
 from rollgym.envs.verifiers.symbolic import Judgement, SymbolicComparison
 from rollgym.envs.verifiers.units import unit_of
 from rollgym.extras import install_line
 
-_TRIES = 10_000
+KINDS = ("fractions", "equation", "percentage", "root", "points", "divisors")
+"""The kinds of questions."""
+
 _LONGEST_WHOLE = 200
-_SHOWN = 80
-# Where Math-Verify looks for LaTeX: an escaped dollar is a currency, and the beginning of a matrix is no formula to it.
+# Where Math-Verify looks for LaTeX: an escaped dollar is a currency, and it reads no half matrices.
 _ANCHOR = re.compile(r"(?<!\\)\$|\\\(|\\\[|\\boxed")
 _CURRENCY = "\\$"
 _VICINITY = 200
@@ -103,24 +109,26 @@ _OPTION_TYPES: Mapping[str, tuple[type, ...]] = {
 }
 
 
-class MathEnv(VerifierEnv):
+class MathEnv(GeneratingVerifier):
     """Mathematical answers.
 
     A response is read outside its thoughts: the last box, else the last answer tags, else what follows "the answer is",
     else the last formula or number. Numbers, fractions, percentages, roots, powers of pi, lists of them and words are
-    compared exactly and at once. What is left goes to Math-Verify, where it is installed, in a process of its own and
-    under a wall clock; where it is not, the outcome is `error`, which trainers leave out, and never a guess.
+    compared exactly and at once. What is left goes to Math-Verify, if it is installed, in a process of its own and
+    under a wall clock; otherwise the outcome is `error`, which trainers leave out, and never a guess.
 
     Raises:
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "Mathematical answers: exact arithmetic first, Math-Verify behind it.",
         "actions": "A response with the answer in a box, in answer tags, or at its end.",
         "reward": "1 where the answer is equal to the reference, else 0.",
         # A comparison by Math-Verify may take its whole time-out.
         "inline": False,
+        "example_reply": "\\boxed{{{answer}}}",
+        "baselines": {"random": 0.01, "constant action": 0.01, "blind": 0},
     }
 
     def __init__(
@@ -129,9 +137,7 @@ class MathEnv(VerifierEnv):
         kinds: Annotated[
             Sequence[str], SomeOf(*KINDS), Field(description="Kinds of generated tasks.")
         ] = KINDS,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only generated tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         backend: Annotated[
             Literal["auto", "math-verify", "none"],
             OneOf("auto", "math-verify", "none"),
@@ -155,35 +161,27 @@ class MathEnv(VerifierEnv):
         ] = 1,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         installed = backend != "none" and find_spec("math_verify") is not None
         if backend == "math-verify" and not installed:
             raise ValueError(f"backend 'math-verify' needs Math-Verify: {install_line('math')}")
         self._kinds = tuple(kinds)
-        self._split = checked_split(split)
         self._timeout_s = timeout_s
         self._symbolic = SymbolicComparison(processes, timeout_s) if installed else None
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a question of the wanted kinds and split, and its answer."""
-        for _ in range(_TRIES):
-            kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
-            question, answer = draw(kind, self.np_random)
-            if self._split is None or split_of_text(question) == self._split:
-                return {"question": question, "answer": answer}
-        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more kinds")
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted kinds, and its answer."""
+        kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
+        question, answer = _MAKERS[kind](self.np_random)
+        return {"question": question, "answer": answer}
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a task: a `question` (or `problem`), an `answer` (or a list of which any will do), and options."""
         question = fields.get("question", fields.get("problem"))
         if not isinstance(question, str):
             raise ValueError("a task needs the field 'question' (or 'problem'), as text")
-        references = _references(fields)
-        if isinstance(references, str):
-            raise ValueError(references)
-        options = _options(fields)
-        if isinstance(options, str):
-            raise ValueError(options)
+        _references(fields)
+        _options(fields)
         return {**fields, "question": question, "answer": fields["answer"]}
 
     def instruction(self) -> str:
@@ -192,12 +190,10 @@ class MathEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Compare a response's answer with the task's; the detail begins with the reason in a word."""
-        references = _references(task)
-        if isinstance(references, str):
-            return Verdict(0.0, "error", f"bad_task: {references}")
-        options = _options(task)
-        if isinstance(options, str):
-            return Verdict(0.0, "error", f"bad_task: {options}")
+        try:
+            references, options = _references(task), _options(task)
+        except ValueError as error:
+            return Verdict(0.0, "error", f"bad_task: {error}")
         question = task.get("question", task.get("problem"))
         asked = asked_of(question)
         text = strip_thinking(response)
@@ -225,10 +221,10 @@ class MathEnv(VerifierEnv):
             return Verdict(0.0, "unparsable", "no_answer: the response gives none that could be read")
         if comparison.equal is None:
             return self._ask(text, gold if reference is None else reference, found, options)
-        said = f"{comparison.reason}: {_short(found.text)}"
+        said = f"{comparison.reason}: {shortened(found.text)}"
         if comparison.equal:
             return Verdict(1.0, "correct", said)
-        return Verdict(0.0, "wrong", f"{said}, expected {_short(gold)}")
+        return Verdict(0.0, "wrong", f"{said}, expected {shortened(gold)}")
 
     def _ask(self, text: str, gold: str, found: Found, options: _Options) -> Verdict:
         """Have Math-Verify compare what arithmetic cannot."""
@@ -247,15 +243,17 @@ class MathEnv(VerifierEnv):
             wanted, answers, options.of_math_verify() | {"in_box": found.place == "box"}
         )
         outcome, reason = _SAID[asked.judgement]
-        why = f" ({_short(asked.why)})" if asked.why else ""
-        expected = "" if outcome == "correct" else f", expected {_short(gold)}"
-        return Verdict(float(outcome == "correct"), outcome, f"{reason}: {_short(found.text)}{expected}{why}")
+        why = f" ({shortened(asked.why)})" if asked.why else ""
+        expected = "" if outcome == "correct" else f", expected {shortened(gold)}"
+        return Verdict(
+            float(outcome == "correct"), outcome, f"{reason}: {shortened(found.text)}{expected}{why}"
+        )
 
 
 def _alone(gold: str, found: Found) -> Verdict:
     """Say what is not compared by arithmetic, and what Math-Verify is not here to compare."""
     # The same text on every machine, since it is part of what a replay is compared with.
-    said = f"needs_math_verify: {_short(found.text)}, expected {_short(gold)} (install the extra math)"
+    said = f"needs_math_verify: {shortened(found.text)}, expected {shortened(gold)} (install the extra math)"
     # Where the reference can be compared with, it is the answer that cannot.
     return Verdict(0.0, "unparsable" if is_exact(gold) else "error", said)
 
@@ -304,7 +302,7 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
 
 
 def _unit_behind(text: str, found: Found) -> str:
-    """Return the unit of the number that ends a response: 5 cents are no 5 dollars."""
+    """Return the unit of the number that ends a response: 5 cents are not 5 dollars."""
     match = _UNIT_AT_END.match(text, text.rfind(found.raw) + len(found.raw))
     return match["unit"] if match is not None and unit_of(match["unit"]) is not None else ""
 
@@ -326,7 +324,7 @@ def _against_sentence(text: str, against: Callable[[str], Comparison]) -> Compar
 # A reference is compared with the responses of a whole group, and again in later passes.
 @lru_cache(maxsize=1024)
 def _reference(gold: str) -> str | None:
-    """Return the answer that a reference gives; None where that is not plain to see."""
+    """Return the answer that a reference gives; None if that is not plain to see."""
     marked = _REFERENCE_MARK.search(gold)
     if marked is not None:
         return marked[1].strip()
@@ -360,34 +358,98 @@ def _vicinity(text: str, found: Found) -> str:
     return text[max(0, start - _VICINITY) : end + _VICINITY]
 
 
-def _references(task: Mapping[str, Any]) -> list[str] | str:
-    """Return the references of a task, or what is wrong with them."""
+def _references(task: Mapping[str, Any]) -> list[str]:
+    """Return the references of a task.
+
+    Raises:
+        ValueError: It has none, or something else.
+    """
     answer = task.get("answer")
     answers = list(answer) if isinstance(answer, (list, tuple)) else [answer]
     if not answers or not all(is_reference(each) and not isinstance(each, bool) for each in answers):
-        return "a task needs the field 'answer': text, a number, or a list of them of which any will do"
+        raise ValueError(
+            "a task needs the field 'answer': text, a number, or a list of them of which any will do"
+        )
     return [str(each).strip() for each in answers]
 
 
-def _options(task: Mapping[str, Any]) -> _Options | str:
-    """Return the options that a task names, or what is wrong with them."""
+def _options(task: Mapping[str, Any]) -> _Options:
+    """Return the options that a task names.
+
+    Raises:
+        ValueError: Math-Verify has no such option.
+    """
     given = {name: task[name] for name in _OPTION_TYPES if name in task}
     if not given:
         return _DEFAULTS
     for name, value in given.items():
         kinds = _OPTION_TYPES[name]
         if not isinstance(value, kinds) or (kinds == (int,) and isinstance(value, bool)):
-            return f"the option '{name}' cannot be {value!r}"
+            raise ValueError(f"the option '{name}' cannot be {value!r}")
     types = tuple(given.get("match_types", _DEFAULTS.match_types))
     if not types or not all(each in ("latex", "expr") for each in types):
-        return f"match_types must be some of 'latex' and 'expr', not {list(types)!r}"
+        raise ValueError(f"match_types must be some of 'latex' and 'expr', not {list(types)!r}")
     if not 0 <= given.get("float_rounding", 0) <= 15:
-        return "float_rounding must be between 0 and 15"
+        raise ValueError("float_rounding must be between 0 and 15")
     return _Options(**cast(dict[str, Any], {**given, "match_types": types}))
 
 
 _DEFAULTS = _Options()
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+def _number(generator: Generator, low: int, high: int) -> int:
+    return int(generator.integers(low, high + 1))
+
+
+def _fractions(generator: Generator) -> tuple[str, str]:
+    one = Fraction(_number(generator, 1, 11), _number(generator, 2, 12))
+    other = Fraction(_number(generator, 1, 11), _number(generator, 2, 12))
+    name = ("sum", "product", "difference")[_number(generator, 0, 2)]
+    value = {"sum": one + other, "product": one * other, "difference": one - other}[name]
+    return f"What is the {name} of {one} and {other}? Give a reduced fraction or a whole number.", str(value)
+
+
+def _equation(generator: Generator) -> tuple[str, str]:
+    factor, shift, right = _number(generator, 2, 12), _number(generator, -20, 20), _number(generator, -40, 40)
+    sign = "+" if shift >= 0 else "-"
+    return f"Solve ${factor}x {sign} {abs(shift)} = {right}$ for $x$.", str(Fraction(right - shift, factor))
+
+
+def _percentage(generator: Generator) -> tuple[str, str]:
+    whole = 20 * _number(generator, 2, 40)
+    part = _number(generator, 1, 19) * whole // 20
+    return f"What percentage of {whole} is {part}?", f"{Fraction(100 * part, whole)}%"
+
+
+def _root(generator: Generator) -> tuple[str, str]:
+    one, other = _number(generator, 1, 20), _number(generator, 1, 20)
+    inside, outside = one * one + other * other, 1
+    for divisor in range(2, math.isqrt(inside) + 1):
+        while inside % (divisor * divisor) == 0:
+            inside //= divisor * divisor
+            outside *= divisor
+    root = f"\\sqrt{{{inside}}}" if inside > 1 else ""
+    answer = f"{outside}{root}" if outside > 1 or not root else root
+    return (
+        f"The legs of a right triangle are {one} and {other} long. How long is its hypotenuse, exactly?",
+        answer,
+    )
+
+
+def _points(generator: Generator) -> tuple[str, str]:
+    first = _number(generator, -9, 9), _number(generator, -9, 9)
+    second = _number(generator, -9, 9), _number(generator, -9, 9)
+    middle = [Fraction(one + other, 2) for one, other in zip(first, second, strict=True)]
+    return f"What is the midpoint of ${first}$ and ${second}$?", f"({middle[0]}, {middle[1]})"
+
+
+def _divisors(generator: Generator) -> tuple[str, str]:
+    one, other = _number(generator, 12, 400), _number(generator, 12, 400)
+    if _number(generator, 0, 1):
+        return f"What is the greatest common divisor of {one} and {other}?", str(math.gcd(one, other))
+    return f"What is the least common multiple of {one} and {other}?", str(math.lcm(one, other))
+
+
+_MAKERS: Mapping[str, Callable[[Generator], tuple[str, str]]] = dict(
+    zip(KINDS, (_fractions, _equation, _percentage, _root, _points, _divisors), strict=True)
+)

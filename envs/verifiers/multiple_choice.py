@@ -3,20 +3,20 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Annotated, Any
 
 from numpy.random import Generator
 from pydantic import Field
 
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.splits import TaskSplit
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
 from rollgym.envs.verifiers.comparison import Asked, compare
 from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
 from rollgym.envs.verifiers.latex import canonical, in_one_form, unwrapped
 
 LETTERS = "ABCDEFGHIJ"
-_TRIES = 10_000
 _SHOWN = 80
 
 # A letter that opens what was said, with what sets it off from a word: "B", "(B)", "B) Paris", "Option B: Paris".
@@ -54,6 +54,8 @@ _BEFORE_LINE = re.compile(
 )
 # "B, because it is the capital."
 _REASONED = re.compile(r"[(\[*]{0,3}(?P<letter>[A-J])[)\]*]{0,3}[.,:;]?\s+(?:because|since)\b")
+# Where a reason may begin behind an option's line: "B) Paris. It is ..." and "B) Paris, because ...".
+_REASON_BEGINS = re.compile(r"[.;](?=[*_\s])|,?\s++(?:because|since)\b")
 # "Paris (B)", and what is said of a line that is right.
 _LETTER_BEHIND = re.compile(r"(?P<text>[^\n]{1,200}?)\s*[(\[](?P<letter>[A-J])[)\]][.!*\s]*")
 _IS_RIGHT = re.compile(
@@ -66,8 +68,11 @@ _DENIED_AT_ONCE = re.compile(
 )
 _LONGEST_SENTENCE = 200
 _LONGEST_REASON = 10_000
+_MOST_BEGINNINGS = 8
+"""So many places of a line are looked at for the beginning of a reason."""
 _TAKEN_BACK = re.compile(
-    r"\b(?:wait|wrong|incorrect|mistake|actually|instead|scratch)\b|\bno[,.!]", re.IGNORECASE
+    r"\b(?:wait|wrong|incorrect|mistake|actually|instead|scratch)\b|\bno[,.!]|\bnot\s++(?:it|right|correct)\b",
+    re.IGNORECASE,
 )
 _ANY_LETTER = re.compile(r"\b(?<!['’])([A-J])\b(?!['’])")
 _MOST_LINES = 64
@@ -80,19 +85,19 @@ _CONCLUDING = re.compile(
 )
 _MATH_MARKS = re.compile(r"\\[()\[\]]")
 _LONE_LETTER = re.compile(r"[-+•>\s_*`$.,:;!?\"'()\[\]{}]*+([A-J])[\s_*`$.,:;!?\"'()\[\]{}]*+")
-# Signs that change what is said, as in formulas and names of languages, are no punctuation.
+# Signs that change what is said, as in formulas and names of languages, are kept.
 _PUNCTUATION = re.compile(r"[^\w\s.%/+<>=≤≥≠^&|#@~§°−-]|[.](?=\s|$)")
 _PROSE = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
 _DIGIT = re.compile(r"\d")
 _LONGEST_FORMULA = 64
 """Characters of a formula that is compared with options, and by its value, where no powers are in it."""
 _NEITHER = Asked(percent=False, scale=False)
-# Before a word alone: the letter of "A) London" is no article.
+# Before a word alone: the letter of "A) London" is not an article.
 _ARTICLES = re.compile(r"\b(?:a|an|the)\s+(?=\w)")
 _LETTER_BEFORE_NAME = re.compile(r"A\s+(?=[A-Z\d])")
 
 
-class MultipleChoiceEnv(VerifierEnv):
+class MultipleChoiceEnv(GeneratingVerifier):
     """Questions with options.
 
     A response is read outside its thoughts: the last box, else the last answer tag, else what follows "the answer is",
@@ -103,11 +108,13 @@ class MultipleChoiceEnv(VerifierEnv):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "Questions with options: which letter, or which option's text, a response chooses.",
         "observation": "A question with lettered options.",
         "actions": "A response that names one option.",
         "reward": "1 where it is the right one, else 0.",
+        "example_reply": "\\boxed{{{answer}}}",
+        "baselines": {"random": 0.09, "constant action": 0.21, "blind": 0.3},
     }
 
     def __init__(
@@ -116,40 +123,30 @@ class MultipleChoiceEnv(VerifierEnv):
         options: Annotated[
             int, Field(ge=2, le=len(LETTERS), description="Options of a generated question.")
         ] = 4,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only generated questions of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         self._options = options
-        self._split = checked_split(split)
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a question of the wanted split with one right option."""
-        for _ in range(_TRIES):
-            question, options, index = _draw(self.np_random, self._options)
-            if self._split is None or split_of_text(f"{question} {options}") == self._split:
-                return {"question": question, "options": options, "answer": LETTERS[index]}
-        raise ValueError(f"no question of split {self._split} in {_TRIES} tries")
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a question with one right option."""
+        question, options, index = _draw(self.np_random, self._options)
+        return {"question": question, "options": options, "answer": LETTERS[index]}
+
+    def content(self, task: Mapping[str, Any]) -> str:
+        """Return the question and the options."""
+        return f"{task['question']} {task['options']}"
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a task: `question`, `options` (a list, or texts by letter) and `answer` (letter, index or text)."""
         if not isinstance(fields.get("question"), str):
             raise ValueError("a task needs the field 'question', as text")
-        read = _options(fields)
-        if isinstance(read, str):
-            raise ValueError(read)
-        gold = _gold(fields, read)
-        if len(gold) > 1:
-            raise ValueError(gold)
-        return {**fields, "question": fields["question"], "answer": gold}
+        return {**fields, "answer": _gold(fields, _options(fields))}
 
     def prompt(self, task: Mapping[str, Any]) -> str:
         """Return the question and its options."""
-        options = _options(task)
-        assert not isinstance(options, str)
-        shown = [f"{letter}) {text}" for letter, text in options.items() if text]
+        shown = [f"{letter}) {text}" for letter, text in _options(task).items() if text]
         return "\n".join([task["question"], *shown])
 
     def instruction(self) -> str:
@@ -158,12 +155,11 @@ class MultipleChoiceEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """See which option a response chooses; the detail begins with the reason in a word."""
-        options = _options(task)
-        if isinstance(options, str):
-            return Verdict(0.0, "error", f"bad_task: {options}")
-        gold = _gold(task, options)
-        if len(gold) > 1:
-            return Verdict(0.0, "error", f"bad_task: {gold}")
+        try:
+            options = _options(task)
+            gold = _gold(task, options)
+        except ValueError as error:
+            return Verdict(0.0, "error", f"bad_task: {error}")
         chosen, where = read_choice(response, options)
         if not chosen:
             return Verdict(0.0, "unparsable", "no_choice: the response names no option")
@@ -176,11 +172,11 @@ class MultipleChoiceEnv(VerifierEnv):
 
 
 def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[str], str]:
-    """Return the letters that a response names as its answer, and where they stand.
+    """Return the letters that a response names as its answer, and their positions.
 
     Args:
         response: What was said.
-        options: Texts by letter; a text may be empty where it is not known.
+        options: Texts by letter; an unknown text may be empty.
     """
     text = in_one_form(strip_thinking(response))
     found = marked_answer(text, short=False)
@@ -230,16 +226,26 @@ def _lone_letters(lines: Sequence[str]) -> Iterator[str]:
 
 
 def _first_line(whole: str, options: Mapping[str, str]) -> frozenset[str]:
-    """Return the letter of a first line that is an option's, where what follows names no other: its reason."""
+    """Return the letter of an option's own line that opens a reply, where what follows names no other: its reason."""
     line, _, rest = whole.partition("\n")
     letter = _own_line(line, options) if len(rest) <= _LONGEST_REASON else ""
-    if not letter and len(whole) <= _LONGEST_REASON and (match := _REASONED.match(whole)) is not None:
-        letter, rest = match["letter"] if match["letter"] in options else "", whole[match.end() :]
+    if not letter and len(whole) <= _LONGEST_REASON:
+        letter, rest = _reasoned(whole, line, options)
     if not letter or _TAKEN_BACK.search(rest) or any(each != letter for each in _ANY_LETTER.findall(rest)):
         return frozenset()
     said = f" {_normal(rest)} "
     others = (_known_normal(text) for each, text in options.items() if each != letter and text)
     return frozenset() if any(other and f" {other} " in said for other in others) else frozenset({letter})
+
+
+def _reasoned(whole: str, line: str, options: Mapping[str, str]) -> tuple[str, str]:
+    """Return the letter that a first line names before a reason in the same line, and the reason."""
+    if (match := _REASONED.match(whole)) is not None:
+        return match["letter"] if match["letter"] in options else "", whole[match.end() :]
+    for match in islice(_REASON_BEGINS.finditer(line), _MOST_BEGINNINGS):
+        if letter := _own_line(line[: match.start()], options):
+            return letter, whole[match.start() :]
+    return "", ""
 
 
 def _letter_behind(line: str, options: Mapping[str, str]) -> frozenset[str]:
@@ -310,7 +316,7 @@ def _said(text: str, options: Mapping[str, str]) -> frozenset[str]:
 
 
 def _letter_before_name(said: str, options: Mapping[str, str], chosen: frozenset[str]) -> frozenset[str]:
-    """Return the A of "A London", which is no article: names and numbers have none, unless the option says it."""
+    """Return the A of "A London", which is not an article: names and numbers have none, unless the option says it."""
     if "A" not in options or _LETTER_BEFORE_NAME.match(said) is None:
         return frozenset()
     spelt = any(
@@ -369,8 +375,12 @@ def _normal(text: str) -> str:
 _known_normal, _known_canonical = lru_cache(maxsize=1024)(_normal), lru_cache(maxsize=1024)(canonical)
 
 
-def _options(task: Mapping[str, Any]) -> dict[str, str] | str:
-    """Return the options by letter, or what is wrong with them."""
+def _options(task: Mapping[str, Any]) -> dict[str, str]:
+    """Return the options by letter.
+
+    Raises:
+        ValueError: They are no such thing.
+    """
     given = task.get("options", task.get("choices"))
     if given is None:
         return dict.fromkeys(LETTERS, "")
@@ -380,11 +390,17 @@ def _options(task: Mapping[str, Any]) -> dict[str, str] | str:
             return named
     elif isinstance(given, Sequence) and not isinstance(given, str) and 2 <= len(given) <= len(LETTERS):
         return {letter: str(text) for letter, text in zip(LETTERS, given, strict=False)}
-    return f"'options' must be 2 to {len(LETTERS)} texts: a list, or texts by letter (A to {LETTERS[-1]})"
+    raise ValueError(
+        f"'options' must be 2 to {len(LETTERS)} texts: a list, or texts by letter (A to {LETTERS[-1]})"
+    )
 
 
 def _gold(task: Mapping[str, Any], options: Mapping[str, str]) -> str:
-    """Return the letter of the right option, or in more than one letter what is wrong with it."""
+    """Return the letter of the right option.
+
+    Raises:
+        ValueError: The answer is none of the options.
+    """
     answer = task.get("answer")
     letters = list(options)
     if type(answer) is int and 0 <= answer < len(letters):
@@ -396,7 +412,9 @@ def _gold(task: Mapping[str, Any], options: Mapping[str, str]) -> str:
         same = _by_text(answer, options)
         if len(same) == 1:
             return next(iter(same))
-    return f"'answer' must be a letter of the options, an index or the text of one option, not {str(answer)[:_SHOWN]!r}"
+    raise ValueError(
+        f"'answer' must be a letter of the options, an index or the text of one option, not {str(answer)[:_SHOWN]!r}"
+    )
 
 
 def _draw(generator: Generator, count: int) -> tuple[str, list[str], int]:

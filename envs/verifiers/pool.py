@@ -36,7 +36,7 @@ LINGER_S = 60.0
 
 
 class CallTimeout(Exception):  # noqa: N818 - the name says what happened
-    """The call did not end in time; its process is no more."""
+    """The call did not end in time; its process was ended."""
 
 
 class CallFailed(Exception):  # noqa: N818 - the name says what happened
@@ -44,7 +44,7 @@ class CallFailed(Exception):  # noqa: N818 - the name says what happened
 
 
 class NoProcess(CallFailed):
-    """There was no process that could make the call, which says nothing about the argument."""
+    """No process could make the call, which says nothing about the argument."""
 
 
 class ProcessPool:
@@ -108,7 +108,7 @@ class ProcessPool:
             unused = [process for process in self._free if process is not None]
             self._free = []
             for process in self._busy:
-                # Whoever waits for it sees that it died, and clears up.
+                # The thread that waits for it sees that it died, and clears up.
                 process.kill()
             self._changed.notify_all()
         for process in unused:
@@ -167,7 +167,7 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             words = [json.dumps(sys.path), str(theirs.fileno()), target, str(memory_bytes)]
-            # In the group of its parent: whoever ends that as a whole ends this, too.
+            # In the group of its parent: ending that group ends this, too.
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _BOOT, *words],
                 stdin=subprocess.DEVNULL,
@@ -261,7 +261,7 @@ class PoolShare:
     """One user's share of the process's pool for a function.
 
     The processes stay for a minute after the last user has closed its share: sessions come and go, and each would pay
-    for the imports anew.
+    for the imports again.
 
     Args:
         target: `module:function`.

@@ -27,7 +27,7 @@ def main(descriptor: int, target: str, memory_bytes: int) -> None:
         while True:
             connection.send_bytes(_answer(function, json.loads(connection.recv_bytes())))
     except (EOFError, ConnectionError):
-        # The parent closed its end: there is nobody left to answer.
+        # The parent closed its end: an answer would have no reader.
         os._exit(0)
 
 

@@ -1,34 +1,42 @@
-"""QA-v0: short answers, by exact match, overlap of words, numbers, dates, or true and false."""
+"""QA-v0: short answers, by exact match, overlap of words, numbers, dates, or true and false.
+
+Without a data set, questions are drawn here, small ones of several kinds.
+"""
 
 import datetime
+import itertools
 import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal, get_args
 from unicodedata import normalize
 
+import numpy as np
+from numpy.random import Generator
 from pydantic import Field
 
 from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
-from rollgym.envs.core.splits import SPLIT, checked_split, split_of_text
+from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.answers import read_answer, read_reference
 from rollgym.envs.verifiers.arguments import is_reference
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
 from rollgym.envs.verifiers.comparison import Asked, asked_of
 from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value, spelt_number
-from rollgym.envs.verifiers.question_answering_tasks import KINDS, draw
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
+
+_WEIGHTS: Mapping[str, float] = {"date": 0.3, "number": 0.3, "person": 0.3, "boolean": 0.1}
+KINDS: tuple[str, ...] = tuple(_WEIGHTS)
+"""The kinds of questions."""
 
 Metric = Literal["auto", "exact", "f1", "contains", "number", "date", "boolean"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
-_TRIES = 10_000
 _FULL = 1.0 - 1e-9
 _SHOWN = 80
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
@@ -69,7 +77,7 @@ class _Rule:
     relative_tolerance: float
 
 
-class QuestionAnsweringEnv(VerifierEnv):
+class QuestionAnsweringEnv(GeneratingVerifier):
     """Short answers.
 
     A response is read outside its thoughts: the last box, else the last answer tag, else what follows "the answer is",
@@ -79,9 +87,11 @@ class QuestionAnsweringEnv(VerifierEnv):
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "Short answers: exact match, F1, containment, numbers, dates, true and false.",
         "reward": "1 where the `metric` calls the answer equal, else 0; a share with `f1`.",
+        "example_reply": "<answer>{answer}</answer>",
+        "baselines": {"random": 0.01, "constant action": 0, "blind": 0.08},
     }
 
     def __init__(
@@ -106,31 +116,23 @@ class QuestionAnsweringEnv(VerifierEnv):
         kinds: Annotated[
             Sequence[str], SomeOf(*KINDS), Field(description="Kinds of generated tasks.")
         ] = KINDS,
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only generated tasks of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         self._rule = _Rule(metric, tolerance, relative_tolerance)
         self._kinds = tuple(kinds)
-        self._split = checked_split(split)
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a question of the wanted kinds and split."""
-        for _ in range(_TRIES):
-            question, answer = draw(self._kinds, self.np_random)
-            if self._split is None or split_of_text(question) == self._split:
-                return {"question": question, "answer": answer}
-        raise ValueError(f"no question of split {self._split} in {_TRIES} tries: allow more kinds")
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a question of the wanted kinds."""
+        question, answer = _draw_question(self._kinds, self.np_random)
+        return {"question": question, "answer": answer}
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a task: a `question`, and an `answer` or a list of `answers` of which any will do."""
         if not isinstance(fields.get("question"), str):
             raise ValueError("a task needs the field 'question', as text")
-        read = _read(fields, self._rule)
-        if isinstance(read, str):
-            raise ValueError(read)
+        _read(fields, self._rule)
         return dict(fields)
 
     def instruction(self) -> str:
@@ -139,10 +141,10 @@ class QuestionAnsweringEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Compare what a response gives as its answer; the detail begins with the metric that decided."""
-        read = _read(task, self._rule)
-        if isinstance(read, str):
-            return Verdict(0.0, "error", f"bad_task: {read}")
-        references, rule = read
+        try:
+            references, rule = _read(task, self._rule)
+        except ValueError as error:
+            return Verdict(0.0, "error", f"bad_task: {error}")
         text = strip_thinking(response)
         found = marked_answer(text)
         said = text.strip() if found is None else found.text
@@ -152,15 +154,11 @@ class QuestionAnsweringEnv(VerifierEnv):
         score, metric = max(
             (_compare(reference, said, rule, asked) for reference in references), key=lambda each: each[0]
         )
-        shown = _short(said)
+        shown = shortened(said)
         if score >= _FULL:
             return Verdict(1.0, "correct", f"{metric}: {shown}")
-        expected = f"{metric}: {shown}, expected {_short(references[0])}"
+        expected = f"{metric}: {shown}, expected {shortened(references[0])}"
         return Verdict(score, "partial", expected) if score > 0 else Verdict(0.0, "wrong", expected)
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
 
 
 def normal(text: str) -> str:
@@ -184,7 +182,7 @@ def overlap(reference: str, said: str) -> float:
 
 
 def read_boolean(text: str) -> bool | None:
-    """Return what a text says of true and false; None where it says nothing, or both."""
+    """Return what a text says of true and false; None if it says nothing, or both."""
     said = {(match[2].lower() in _TRUE) is (match[1] is None) for match in _BOOLEAN.finditer(text)}
     return said.pop() if len(said) == 1 else None
 
@@ -229,7 +227,7 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
             return float(measured), metric
         if _FACTORIAL.fullmatch(said) is not None or _is_of_another(reference, said):
             return 0.0, metric
-        # Where millions are asked for, or nobody knows, "5" answers as "5 million" does.
+        # If millions are asked for, or the scale is unknown, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
         pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
         if None in pairs[0]:
@@ -279,7 +277,7 @@ def _same_quantity(reference: str, said: str, rule: _Rule) -> bool | None:
     """Whether two amounts of units that are known are equal; None where the units do not differ, or one has none."""
     wanted = read_reference(reference).quantity
     if wanted is None or len(said) > _LONGEST_AMOUNT:
-        return None  # and what was said, which may go on for pages, is not read as one
+        return None  # and what was said, which may be pages long, is not read as one
     answer = read_answer(said)
     given = answer.quantity
     if given is None:
@@ -321,7 +319,7 @@ def _is_near(wanted: Fraction | float | None, number: Fraction | float | None, r
 
 
 def _as_float(number: Fraction | float) -> float:
-    """Return a number as a float; what is too large for one is no number, which is near to none."""
+    """Return a number as a float; what is too large for one becomes NaN, which is near to no number."""
     try:
         value = float(number)
     except OverflowError:
@@ -362,17 +360,19 @@ def _kind_of(reference: str) -> Metric:
     return "number"
 
 
-def _read(task: Mapping[str, Any], default: _Rule) -> tuple[list[str], _Rule] | str:
-    """Return the references of a task and how it wants them to be compared, or what is wrong with them."""
+def _read(task: Mapping[str, Any], default: _Rule) -> tuple[list[str], _Rule]:
+    """Return the references of a task and how it wants them to be compared.
+
+    Raises:
+        ValueError: It has none, or they cannot be compared so.
+    """
     references, rule = _references(task), _rule(task, default)
-    if isinstance(references, str):
-        return references
-    if isinstance(rule, str):
-        return rule
-    wrong = next((each for each in references if not _is_one(rule.metric, each)), None)
-    if wrong is None:
-        return references, rule
-    return f"with the metric {rule.metric} an answer must be a {rule.metric}, which {wrong[:_SHOWN]!r} is not"
+    for each in references:
+        if not _is_one(rule.metric, each):
+            raise ValueError(
+                f"with the metric {rule.metric} an answer must be a {rule.metric}, which {each[:_SHOWN]!r} is not"
+            )
+    return references, rule
 
 
 def _is_one(metric: Metric, reference: str) -> bool:
@@ -385,25 +385,27 @@ def _is_one(metric: Metric, reference: str) -> bool:
     return metric != "boolean" or read_boolean(reference) is not None
 
 
-def _references(task: Mapping[str, Any]) -> list[str] | str:
+def _references(task: Mapping[str, Any]) -> list[str]:
     given = task.get("answers", task.get("answer"))
     answers = list(given) if isinstance(given, (list, tuple)) else [given]
     if not answers or not all(map(is_reference, answers)):
-        return "a task needs the field 'answer' (text, a number, true or false) or a list of them, 'answers'"
+        raise ValueError(
+            "a task needs the field 'answer' (text, a number, true or false) or a list of them, 'answers'"
+        )
     return [str(each) for each in answers]
 
 
-def _rule(task: Mapping[str, Any], default: _Rule) -> _Rule | str:
+def _rule(task: Mapping[str, Any], default: _Rule) -> _Rule:
     metric = task.get("metric", default.metric)
     if metric not in METRICS:
-        return f"metric must be one of {', '.join(METRICS)}, not {metric!r}"
+        raise ValueError(f"metric must be one of {', '.join(METRICS)}, not {metric!r}")
     slack = [
         task.get("tolerance", default.tolerance),
         task.get("relative_tolerance", default.relative_tolerance),
     ]
     for value in slack:
         if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
-            return f"a tolerance must be a number that is not negative, not {value!r}"
+            raise ValueError(f"a tolerance must be a number that is not negative, not {value!r}")
     return _Rule(metric, float(slack[0]), float(slack[1]))
 
 
@@ -427,7 +429,7 @@ _MONTHS_IN_A_YEAR = 12
 
 
 def read_date(text: str) -> datetime.date | None:
-    """Return the day that a text names; None where it names none, or could name two ("03/04/2024")."""
+    """Return the day that a text names; None if it names none, or could name two ("03/04/2024")."""
     plain = " ".join(text.split()).strip(" .*_")
     for form in _FORMS:
         match = form.fullmatch(plain)
@@ -450,3 +452,71 @@ def _date(year: int, month: int, day: int) -> datetime.date | None:
         return datetime.date(year, month, day)
     except ValueError:
         return None
+
+
+_NAMES = (
+    "Ada", "Bruno", "Chiara", "Dimitri", "Elif", "Farid", "Grete", "Hana", "Imani", "Jonas", "Keiko", "Lucia",
+    "Mateo", "Nadia", "Olof", "Priya", "Quinn", "Rosa", "Samir", "Tove", "Umar", "Vera", "Wei", "Yusuf",
+)  # fmt: skip
+_PLACES = ("market", "library", "harbour", "museum", "station", "garden", "theatre", "bakery")
+_DAY_COUNT = 3650
+
+
+def _draw_question(kinds: Sequence[str], generator: Generator) -> tuple[str, str]:
+    """Draw a question of one of the kinds and its answer. Those that a guess answers are the rarest."""
+    weights = np.array([_WEIGHTS[kind] for kind in kinds])
+    kind = kinds[int(generator.choice(len(kinds), p=weights / weights.sum()))]
+    return _MAKERS[kind](generator)
+
+
+def _number(generator: Generator, low: int, high: int) -> int:
+    return int(generator.integers(low, high + 1))
+
+
+def _people(generator: Generator, count: int) -> list[str]:
+    return [_NAMES[index] for index in generator.choice(len(_NAMES), count, replace=False).tolist()]
+
+
+def _date_asked(generator: Generator) -> tuple[str, str]:
+    day = datetime.date(2015, 1, 1) + datetime.timedelta(days=_number(generator, 0, _DAY_COUNT))
+    days = _number(generator, 5, 200)
+    return f"Which date is {days} days after {day.isoformat()}?", (
+        day + datetime.timedelta(days=days)
+    ).isoformat()
+
+
+def _speed(generator: Generator) -> tuple[str, str]:
+    hours, speed = _number(generator, 2, 9), _number(generator, 8, 120) / 2
+    name = _people(generator, 1)[0]
+    question = f"{name} rides {hours * speed:g} km in {hours} hours. How many km an hour is that?"
+    return question, f"{speed:g}"
+
+
+def _person(generator: Generator) -> tuple[str, str]:
+    people = _people(generator, 4)
+    facts = [f"{one} is older than {other}." for one, other in itertools.pairwise(people)]
+    order = generator.permutation(len(facts)).tolist()
+    oldest = bool(generator.integers(2))
+    question = f"Who is the {'oldest' if oldest else 'youngest'}?"
+    return " ".join([*(facts[index] for index in order), question]), people[0] if oldest else people[-1]
+
+
+def _truth(generator: Generator) -> tuple[str, str]:
+    person = _people(generator, 1)[0]
+    chain = [_PLACES[index] for index in generator.choice(len(_PLACES), 4, replace=False).tolist()]
+    rules = [f"Whoever visits the {one} also visits the {other}." for one, other in itertools.pairwise(chain)]
+    order = generator.permutation(len(rules)).tolist()
+    start, asked = _number(generator, 0, 2), _number(generator, 0, 3)
+    question = (
+        f"{' '.join(rules[index] for index in order)} {person} visits the {chain[start]}, and nothing else follows. "
+        f"True or false: {person} visits the {chain[asked]}."
+    )
+    return question, "True" if asked >= start else "False"
+
+
+_MAKERS: Mapping[str, Callable[[Generator], tuple[str, str]]] = {
+    "date": _date_asked,
+    "number": _speed,
+    "person": _person,
+    "boolean": _truth,
+}

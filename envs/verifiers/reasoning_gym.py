@@ -8,38 +8,42 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from rollgym.envs.core.kwargs import RenderMode
-from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.core.splits import TaskSplit
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
 from rollgym.envs.verifiers.extraction import last_box, last_tag, strip_thinking
 from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 from rollgym.extras import install_line
 
 _CALL = "rollgym.envs.verifiers.reasoning_gym_call:call"
 _NAME = re.compile("[a-z0-9_]{1,64}")
-_TRIES = 200
 _LARGEST_SEED = 2**31
 _FULL = 1.0 - 1e-9
 _SHOWN = 60
 _LONGEST_ANSWER = 10_000
 
 
-class ReasoningGymEnv(VerifierEnv):
+class ReasoningGymEnv(GeneratingVerifier):
     """A data set of reasoning-gym.
 
     Tasks are generated, and answers scored, in a process of their own under a wall clock: some scorers search, and some
-    raise on what is no answer. A response is read outside its thoughts: the last answer tag, else the last box, else
+    raise on odd answers. A response is read outside its thoughts: the last answer tag, else the last box, else
     all of it.
 
     Raises:
         ValueError: If an argument makes no sense.
     """
 
-    metadata: dict[str, Any] = VerifierEnv.metadata | {
+    metadata: dict[str, Any] = GeneratingVerifier.metadata | {
         "description": "The procedural data sets of reasoning-gym with their own scorers.",
         "reward": "What the data set's own scorer gives, from 0 to 1.",
         # The library is in another process, and answers take their time there.
         "inline": False,
+        "needs": "the package reasoning-gym",
+        "example_reply": "<answer>{answer}</answer>",
+        "baselines": {"random": [0.01, 0.015], "constant action": 0, "echo": [0, 0.000282], "blind": 0},
     }
+    # Each costs a call of another process.
+    tries = 200
 
     def __init__(
         self,
@@ -61,34 +65,26 @@ class ReasoningGymEnv(VerifierEnv):
         ] = 10.0,
         render_mode: RenderMode = None,
     ) -> None:
-        super().__init__(render_mode=render_mode)
+        super().__init__(split=split, render_mode=render_mode)
         if {"seed", "size"} & set(config or {}):
             raise ValueError("config must not have 'seed' or 'size': the seed is that of the reset")
         self._dataset = dataset
         self._config = dict(config or {})
-        self._split = checked_split(split)
         self._timeout_s = timeout_s
         self._share = PoolShare(_CALL)
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a task of the wanted split.
+    def generate_task(self) -> dict[str, Any]:
+        """Draw a task of the data set.
 
         Raises:
             ValueError: If reasoning-gym is not installed, or has no such data set.
         """
-        for _ in range(_TRIES):
-            seed = int(self.np_random.integers(_LARGEST_SEED))
-            named = {"dataset": self._dataset, "config": self._config, "seed": seed}
-            drawn = self._call(named)
-            if self._split is None or split_of_text(drawn["question"]) == self._split:
-                return {**named, "question": drawn["question"], "answer": drawn["answer"]}
-        raise ValueError(f"{self._dataset} gave no task of split {self._split} in {_TRIES} tries")
+        seed = int(self.np_random.integers(_LARGEST_SEED))
+        return self.checked_task({"dataset": self._dataset, "config": self._config, "seed": seed})
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return the task that `dataset`, `config` and `seed` name."""
         named = self._named(fields)
-        if isinstance(named, str):
-            raise ValueError(named)
         drawn = self._call(named)
         return {**fields, **named, "question": drawn["question"], "answer": drawn["answer"]}
 
@@ -98,9 +94,10 @@ class ReasoningGymEnv(VerifierEnv):
 
     def score(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Score what a response gives as its answer with the data set's own scorer."""
-        named = self._named(task)
-        if isinstance(named, str):
-            return Verdict(0.0, "error", f"bad_task: {named}")
+        try:
+            named = self._named(task)
+        except ValueError as error:
+            return Verdict(0.0, "error", f"bad_task: {error}")
         text = strip_thinking(response)
         found = last_tag(text) or last_box(text)
         said = text.strip() if found is None else found.text
@@ -117,7 +114,7 @@ class ReasoningGymEnv(VerifierEnv):
         if "raised" in result:
             return self._blamed(named, task, RuntimeError(f"the scorer raised {result['raised']}"))
         score = min(1.0, max(0.0, float(result["score"])))
-        shown = said if len(said) <= _SHOWN else f"{said[: _SHOWN - 3]}..."
+        shown = shortened(said, _SHOWN)
         if score >= _FULL:
             return Verdict(1.0, "correct", f"scored: {shown}")
         return Verdict(score, "partial" if score > 0 else "wrong", f"scored: {shown}")
@@ -127,9 +124,9 @@ class ReasoningGymEnv(VerifierEnv):
         self._share.close()
 
     def _blamed(self, named: Mapping[str, Any], task: Mapping[str, Any], failed: Exception) -> Verdict:
-        """Tell whose fault it is that there is no score: the response's, where another answer of this task has one.
+        """Tell whose fault the missing score is: the response's, where another answer of this task has one.
 
-        That is the task's own answer, or where there is none, an empty one.
+        That is the task's own answer, or else an empty one.
         """
         if isinstance(failed.__cause__, NoProcess):
             return Verdict(0.0, "error", f"scoring_failed: {failed}")
@@ -144,16 +141,22 @@ class ReasoningGymEnv(VerifierEnv):
             return Verdict(0.0, "error", f"scorer_raised: {failed}")
         return Verdict(0.0, "unparsable", f"no_such_answer: {failed}")
 
-    def _named(self, fields: Mapping[str, Any]) -> dict[str, Any] | str:
-        """Return what names a task, or what is wrong with it."""
+    def _named(self, fields: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what names a task.
+
+        Raises:
+            ValueError: Something of it is missing, or makes no sense.
+        """
         dataset = fields.get("dataset", self._dataset)
         config, seed = fields.get("config", self._config), fields.get("seed")
         if not isinstance(dataset, str) or not _NAME.fullmatch(dataset):
-            return "the field 'dataset' must name a data set of reasoning-gym"
+            raise ValueError("the field 'dataset' must name a data set of reasoning-gym")
         if not isinstance(config, Mapping) or {"seed", "size"} & set(config):
-            return "the field 'config' must hold settings of the data set, without 'seed' and 'size'"
+            raise ValueError(
+                "the field 'config' must hold settings of the data set, without 'seed' and 'size'"
+            )
         if type(seed) is not int or not 0 <= seed < _LARGEST_SEED:
-            return f"a task needs the field 'seed', a whole number from 0 to {_LARGEST_SEED - 1}"
+            raise ValueError(f"a task needs the field 'seed', a whole number from 0 to {_LARGEST_SEED - 1}")
         return {"dataset": dataset, "config": dict(config), "seed": seed}
 
     def _call(self, request: Mapping[str, Any]) -> dict[str, Any]:

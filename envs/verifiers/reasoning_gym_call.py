@@ -20,7 +20,7 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
         request: `dataset`, `config` and `seed` name a task; with an `answer` it is scored.
 
     Returns:
-        `question` and `answer` of the task, or `score`; `refused` says why there is no such task, `raised` what the
+        `question` and `answer` of the task, or `score`; `refused` says why a task cannot be made, `raised` what the
         scorer raised over the answer.
     """
     name, seed = request["dataset"], request["seed"]
@@ -37,7 +37,7 @@ def call(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"question": str(entry["question"]), "answer": None if answer is None else str(answer)}
     try:
         return {"score": float(dataset.score_answer(request["answer"], entry))}
-    except Exception as error:  # noqa: BLE001 - the boundary to reasoning-gym: some scorers raise on what is no answer
+    except Exception as error:  # noqa: BLE001 - the boundary to reasoning-gym: some scorers raise on odd answers
         return {"raised": f"{type(error).__name__}: {str(error)[:100]}"}
 
 

@@ -4,30 +4,14 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.patterns import TooMuchWorkError
-from rollgym.envs.core.splits import checked_split, split_of_text
-from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
 
-_TRIES = 10_000
 _SAID = 80
 
 
-class RuledVerifier(VerifierEnv):
-    """Base of verifiers whose tasks are prompts with rules. What a response must be is in the task, and no answer.
-
-    Args:
-        split: Only prompts of this split, by content.
-        render_mode: As in Gymnasium.
-    """
-
-    def __init__(self, *, split: str | None, render_mode: RenderMode) -> None:
-        super().__init__(render_mode=render_mode)
-        self._split = checked_split(split)
-
-    @abstractmethod
-    def draw_prompt(self) -> dict[str, Any]:
-        """Draw a task from `self.np_random`, of whichever split."""
+class RuledVerifier(GeneratingVerifier):
+    """Base of verifiers whose tasks are prompts with rules. What a response must be is in the task, and no answer."""
 
     @abstractmethod
     def check_rules(self, fields: Mapping[str, Any]) -> None:
@@ -50,15 +34,9 @@ class RuledVerifier(VerifierEnv):
         """Return the part of a response that is looked at."""
         return response
 
-    def draw_task(self) -> dict[str, Any]:
-        """Draw a task of the wanted split."""
-        for _ in range(_TRIES):
-            task = self.draw_prompt()
-            if self._split is None or split_of_text(task["prompt"]) == self._split:
-                return task
-        raise ValueError(
-            f"no task of split {self._split} in {_TRIES} tries: allow more kinds of tasks than these kwargs do"
-        )
+    def content(self, task: Mapping[str, Any]) -> str:
+        """Return the prompt."""
+        return self.prompt(task)
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a task whose rules are known."""
@@ -78,7 +56,7 @@ class RuledVerifier(VerifierEnv):
         except ValueError as error:
             return Verdict(0.0, "error", str(error))
         except TooMuchWorkError as error:
-            # What a response brings about by itself is no fault: a policy could choose to have it played again.
+            # What a response brings about by itself is not an error: a policy could choose to be played again.
             return Verdict(0.0, "timeout" if self._slow_by_itself(task) else "unparsable", str(error))
         if not self.said(response).strip():
             return Verdict(0.0, "unparsable", "the response is blank", verdict.metrics)

@@ -1,7 +1,7 @@
 """Units behind numbers: which they are, and what one is of another.
 
-A unit that is said on one side alone means nothing. Where both sides say one, and both are known, a length is no area,
-and 500 cm are 5 m; where one of them is not known, other words are another unit.
+A unit that one side alone names means nothing. If both sides name one, and both are known, a length is not an area,
+and 500 cm are 5 m; if one of them is not known, other words are another unit.
 """
 
 import re
@@ -71,7 +71,7 @@ _INCH = Fraction(254, 10_000)
 _POUND = Fraction(45_359_237, 100_000_000)
 _GALLON = 231 * _INCH**3
 _CALORIE = Fraction(4184, 1000)
-# What stands later is what a name means: "pm" is no length, and "Pa" no power.
+# What stands later is what a name means: "pm" is not a length, and "Pa" not a power.
 _UNITS = _table(
     length={
         **_with_prefixes("m meter meters metre metres"),
@@ -124,7 +124,7 @@ _UNITS = _table(
         "day days": 86_400,
         "week weeks": 7 * 86_400,
     },
-    # A year is no fixed number of days.
+    # A year has no fixed number of days.
     months={
         "month months": 1,
         "yr yrs year years": 12,
@@ -179,7 +179,7 @@ _UNITS = _table(
     morning={"am": 1},
     afternoon={"pm": 1},
 )
-# Short names that may be products of variables, or parts of figures, where they stand right beside a number.
+# Short names that may be products of variables, or parts of figures, when right beside a number.
 _OF_TWO_LETTERS = frozenset(
     {
         *("mm", "cm", "dm", "km", "nm", "mi", "ft", "in", "yd", "kg", "mg", "oz", "lb", "ml", "mL"),
@@ -255,7 +255,7 @@ _FACTORS = re.compile(r"(/?)(°[CF]?|[a-zA-ZµμΩ]+|[$€£¥¢₹])(?:\^(-?\d)
 
 @lru_cache(maxsize=1024)
 def unit_of(text: str) -> Unit | None:
-    r"""Return the unit that a text names; None where it names none that is known here.
+    r"""Return the unit that a text names; None if it names none that is known here.
 
     Args:
         text: Such as `cm`, `\text{ km}/\text{h}`, `square feet`, `dollars per hour` or `^\circ`.
@@ -390,5 +390,5 @@ def _known(name: str) -> tuple[str, int, Value] | None:
         return "angle", 1, _HALF_TURN
     if lower in _RADIANS:
         return "angle", 1, value_of(Fraction(1))
-    # The size of a letter matters where it stands alone: K is no k.
+    # The case of a single letter matters: K is not k.
     return _UNITS.get(name) or (_UNITS.get(lower) if len(name) > 1 else None)

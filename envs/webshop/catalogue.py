@@ -1,7 +1,16 @@
-"""A catalogue: products, their prices, goals and the search index, on disk and shared by all processes."""
+"""A catalogue: products, their prices, goals and the search index, on disk and shared by all processes.
 
+It is built once on a machine and cached; other processes wait for the one that builds.
+"""
+
+import fcntl
+import logging
+import os
 import random
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import astuple, fields
 from functools import lru_cache
 from pathlib import Path
@@ -11,14 +20,6 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from rollgym.envs.webshop.columns import (
-    Rows,
-    SortedKeys,
-    read_array,
-    write_array,
-    write_rows,
-    write_sorted_keys,
-)
 from rollgym.envs.webshop.goals import (
     Goal,
     HumanInstruction,
@@ -33,11 +34,29 @@ from rollgym.envs.webshop.goals import (
     read_human_instructions,
 )
 from rollgym.envs.webshop.products import Product, read_products, search_text
-from rollgym.envs.webshop.search import Facets, IndexWriter, SearchIndex, write_facets
-from rollgym.envs.webshop.sources import CatalogueSource
+from rollgym.envs.webshop.search import (
+    Facets,
+    IndexWriter,
+    Rows,
+    SearchIndex,
+    SortedKeys,
+    read_array,
+    write_array,
+    write_facets,
+    write_rows,
+    write_sorted_keys,
+)
+from rollgym.envs.webshop.sources import (
+    CatalogueError,
+    CatalogueSource,
+    GeneratedSource,
+    find_files,
+    fingerprint,
+)
+from rollgym.user_paths import expand_user
 
 GoalKind = Literal["human", "synthetic"]
-LOAD_SEED = 1234
+_LOAD_SEED = 1234
 """Seed for prices within a range and for customers' limits; the original leaves it open."""
 
 _ORDER_SEED = 233
@@ -49,7 +68,7 @@ _TUPLES = [
 _OPTIONS = _FIELDS.index("options")
 
 
-def build_catalogue(source: CatalogueSource, folder: Path, seed: int = LOAD_SEED) -> None:
+def build_catalogue(source: CatalogueSource, folder: Path, seed: int = _LOAD_SEED) -> None:
     """Read a source once and write its catalogue into an empty folder.
 
     Args:
@@ -251,3 +270,69 @@ def _write_order(folder: Path, kind: GoalKind, weights: NDArray[np.float64]) -> 
     ordered = np.asarray(order, dtype=np.int64)
     write_array(folder, f"{kind}_order", ordered)
     write_array(folder, f"{kind}_weights_below", np.concatenate(([0.0], np.cumsum(weights[ordered]))))
+
+
+_log = logging.getLogger(__name__)
+
+
+def open_catalogue(
+    data_dir: str | None = None, num_products: int | None = None, cache_dir: str | None = None
+) -> Catalogue:
+    """Open a catalogue; it is built first if that was never done. A process opens each one once.
+
+    Args:
+        data_dir: Directory with WebShop's files; None for the catalogue that ships with the project.
+        num_products: Products to read of those files.
+        cache_dir: Folder of the catalogues.
+
+    Raises:
+        CatalogueError: The files cannot be used, or nothing can be kept in `cache_dir`.
+    """
+    source: CatalogueSource = (
+        GeneratedSource() if data_dir is None else find_files(Path(expand_user(data_dir)), num_products)
+    )
+    key = fingerprint(source, _LOAD_SEED)
+    folder = Path(expand_user(cache_dir)) if cache_dir is not None else default_cache()
+    try:
+        return _opened(_kept(source, folder / f"webshop-{key}"))
+    except OSError as error:
+        raise CatalogueError(
+            f"no catalogue can be kept in {folder} ({error.strerror}): set the operator kwarg cache_dir, or "
+            "XDG_CACHE_HOME, to a directory that can be written"
+        ) from error
+
+
+def default_cache() -> Path:
+    """Return the default folder of the catalogues."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rollgym"
+
+
+@lru_cache(maxsize=4)
+def _opened(folder: Path) -> Catalogue:
+    return Catalogue(folder)
+
+
+def _kept(source: CatalogueSource, folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(folder.with_suffix(".lock")):
+        if folder.is_dir():
+            return folder
+        _log.info("building the catalogue %s", folder)
+        unfinished = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+        try:
+            build_catalogue(source, unfinished)
+            # All users may read it, no matter which one built it.
+            unfinished.chmod(0o755)
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -8,20 +8,28 @@ import gymnasium
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
+from rollgym.envs.core.hooks import checked_options
 from rollgym.envs.core.kwargs import OPERATOR, DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.core.profiles import reply_format, said_actions
-from rollgym.envs.core.reset_options import checked_options
 from rollgym.envs.core.splits import SPLIT, Split, checked_split
 from rollgym.envs.core.text_game import StepLimit
-from rollgym.envs.webshop.cache import open_catalogue
-from rollgym.envs.webshop.catalogue import GoalKind
-from rollgym.envs.webshop.compact import RULES, as_compact_text, codes
+from rollgym.envs.webshop.catalogue import GoalKind, open_catalogue
 from rollgym.envs.webshop.expert import Expert, instruction_query
 from rollgym.envs.webshop.goals import Goal
-from rollgym.envs.webshop.nouns import noun_extractor
-from rollgym.envs.webshop.rendering import as_html, as_quoted_text, as_rich_text, as_text, page_parts
+from rollgym.envs.webshop.rendering import (
+    RULES,
+    WORDINGS,
+    as_compact_text,
+    as_html,
+    as_quoted_text,
+    as_rich_text,
+    as_text,
+    codes,
+    page_parts,
+    wording_named,
+)
+from rollgym.envs.webshop.reward import noun_extractor
 from rollgym.envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
-from rollgym.envs.webshop.wordings import WORDINGS, wording_named
 
 OBSERVATIONS = ("text", "text_rich", "html")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -61,6 +69,7 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             "price that it has, from 0 to 1. Success is 1."
         ),
         "max_episode_steps": 15,
+        "baselines": {"random": [0.05, 0.283], "constant action": 0, "blind": [0, 0.0374], "expert": 1},
     }
 
     def __init__(

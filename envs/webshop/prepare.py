@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from rollgym.envs.webshop.cache import open_catalogue
+from rollgym.envs.webshop.catalogue import open_catalogue
 from rollgym.envs.webshop.sources import CatalogueError
 from rollgym.user_paths import user_path
 

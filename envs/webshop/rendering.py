@@ -1,11 +1,25 @@
-"""Pages as text and as HTML. A page is a row of parts; each way of showing it writes the same parts."""
+"""Pages as text, as HTML, and in a few words for policies with little context; and how each framework words the shop.
+
+A page is a row of parts; text and HTML write the same parts. Compact pages have a short code for every action, and
+show only what the pages say: what is asked for, prices, options with those that the request names, and which words of
+the request a product's texts lack.
+"""
 
 import html
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
-from rollgym.envs.webshop.shop import Shop
+from rollgym.envs.core.profiles import PROFILES, Profile
+from rollgym.envs.webshop.catalogue import Catalogue
+from rollgym.envs.webshop.expert import instruction_query
+from rollgym.envs.webshop.goals import NO_LIMIT
+from rollgym.envs.webshop.products import Product, search_text
+from rollgym.envs.webshop.search import words_and_stems, words_of
+from rollgym.envs.webshop.shop import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Action, Shop
 
 SEPARATOR = " [SEP] "
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"})
@@ -146,3 +160,187 @@ def _done_page(shop: Shop) -> Iterator[Part]:
     yield from map(Part, ("options", chosen, *(word.replace("_", " ") for word in _AFTER_OPTIONS.split())))
     yield from map(Part, ("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)"))
     yield from map(Part, (str(shop.score.total), "Reward Details ", "None"))
+
+
+_MOST_VALUES = 24
+_LONGEST_VALUE = 14
+_MOST_LACKING = 4
+_BUTTONS = {BACK: "b", NEXT: "n", PREVIOUS: "p", BUY: "$", **{page: page[0] for page in SUB_PAGES}}
+RULES = (
+    "You are in a web shop and buy what is asked for. The first line says what. Type s to search for it. Results are "
+    "numbered: each line has a price (! if it is too high) and what of the request is missing after a minus. "
+    "Type a number to open a product or to choose an option (+ marks what the request names, * what is chosen; the "
+    "last line has what is named and not chosen yet), n and p for the next and the previous page, b to go back to the "
+    "start, $ to buy."
+)
+
+
+def codes(shop: Shop) -> Mapping[str, Action]:
+    """Return what can be done by its code, in the order of the page."""
+    if shop.page == "index":
+        query = instruction_query(shop)
+        return {"s": Action("search", query)} if query else {}
+    found: dict[str, Action] = {}
+    numbered = 0
+    for text, clickable in shop.clickables().items():
+        if clickable.kind == "button":
+            found[_BUTTONS[text]] = Action("click", text)
+        elif numbered < _MOST_VALUES:
+            found[str(numbered)] = Action("click", text)
+            numbered += 1
+    return found
+
+
+def as_compact_text(shop: Shop) -> str:
+    """Return the page in a few words."""
+    lines = [_wanted(shop)]
+    match shop.page:
+        case "search_results":
+            lines.append(f"page {shop.results_page}")
+            lines += [_result(shop, index, number) for index, number in enumerate(shop.shown)]
+        case "item_page":
+            lines.append(f"item {_price(shop, shop.product)}")
+            lines += _options(shop)
+        case "item_sub_page":
+            lines.append(shop.sub_page)
+        case "done":
+            lines.append("bought")
+        case "index":
+            lines.append("s")
+    return "\n".join(lines)
+
+
+def _wanted(shop: Shop) -> str:
+    limit = "" if shop.goal.price_upper == NO_LIMIT else f" max {shop.goal.price_upper:.0f}"
+    return " ".join(word for word, _ in _request(shop.catalogue, instruction_query(shop))) + limit
+
+
+@lru_cache(maxsize=4096)
+def _request(catalogue: Catalogue, query: str) -> tuple[tuple[str, str], ...]:
+    """Return the words of a request that occur in the shop at all, with their stems, each once."""
+    return tuple(
+        {stem: (word, stem) for word, stem in words_and_stems(query) if catalogue.index.knows(stem)}.values()
+    )
+
+
+@lru_cache(maxsize=4096)
+def _stems(catalogue: Catalogue, number: int) -> frozenset[str]:
+    return frozenset(words_of(search_text(catalogue.product(number))))
+
+
+def _result(shop: Shop, index: int, number: int) -> str:
+    has = _stems(shop.catalogue, number)
+    lacking = [
+        f" -{word}" for word, stem in _request(shop.catalogue, instruction_query(shop)) if stem not in has
+    ]
+    opened = "*" if number in shop.visited else ""
+    price = _price(shop, shop.catalogue.product(number))
+    return f"{index}{opened} {price}{''.join(lacking[:_MOST_LACKING])}"
+
+
+def _price(shop: Shop, product: Product) -> str:
+    text = " to ".join(f"{price:.0f}" for price in product.pricing)
+    return f"{text}!" if product.pricing[0] > shop.goal.price_upper else text
+
+
+def _options(shop: Shop) -> list[str]:
+    numbers = {action.argument: code for code, action in codes(shop).items() if code.isdigit()}
+    named = {stem for _, stem in _request(shop.catalogue, instruction_query(shop))}
+    lines = []
+    # Repeated at the end, so that a small policy finds them without counting: options named and not chosen yet.
+    missing = []
+    for name, values in shop.product.options.items():
+        shown = []
+        for value in values:
+            if value in numbers:
+                mark = (
+                    "*"
+                    if shop.options.get(name) == value
+                    else "+"
+                    if named.issuperset(words_of(value))
+                    else ""
+                )
+                shown.append(f" {mark}{numbers[value]} {value[:_LONGEST_VALUE]}")
+                if mark == "+" and name not in shop.options:
+                    missing.append(numbers[value])
+        lines.append(f"{name[:_LONGEST_VALUE]}{''.join(shown)}")
+    return [*lines, f"named {' '.join(missing)}"] if missing else lines
+
+
+@dataclass(frozen=True, slots=True)
+class Wording:
+    """How one framework talks with the shop.
+
+    Attributes:
+        reading: The action's place in a reply.
+        template: The observation, with `{page}`, `{task}`, `{actions}` and `{left}` (steps that are left).
+        penalty: Added to the reward of a turn whose action cannot be read or is not possible.
+        pays: The shop's reward as it is, or something only for a perfect purchase.
+        perfect: The reward of a perfect purchase in the second case.
+        search_anywhere: Whether a search is possible on pages without a search bar, as the shop itself allows.
+        hides_lonely_next: Whether `next >` is left out if only it and `back to search` can be clicked.
+        quoted: Whether the parts of a text page stand in quotation marks, without the instruction.
+        lower_case: Whether replies are read in lower case.
+        refuses_chinese: Whether a reply with Chinese characters is not valid.
+    """
+
+    reading: Profile
+    template: str = "{page}"
+    penalty: float = 0.0
+    pays: Literal["score", "perfect"] = "score"
+    perfect: float = 1.0
+    search_anywhere: bool = True
+    hides_lonely_next: bool = False
+    quoted: bool = False
+    lower_case: bool = False
+    refuses_chinese: bool = False
+
+
+WORDINGS: Mapping[str, Wording] = MappingProxyType(
+    {
+        "native": Wording(PROFILES["native"]),
+        "compact": Wording(replace(PROFILES["native"], name="compact"), search_anywhere=False),
+        "ragen": Wording(
+            PROFILES["ragen"],
+            template="{page}\nCompare products and check their options before you buy. You have {left} actions left. "
+            "You must choose from these actions: {actions}.",
+            penalty=-0.1,
+            pays="perfect",
+            search_anywhere=False,
+            hides_lonely_next=True,
+        ),
+        "roll": Wording(
+            PROFILES["roll"],
+            template="{page}\nAvailable actions: {actions}.\nActions left: {left}.",
+            penalty=-0.05,
+            search_anywhere=False,
+        ),
+        "verl-agent": Wording(
+            PROFILES["verl-agent"],
+            template="Your task is to: {task}.\nCurrent observation: {page}\nAdmissible actions: {actions}.",
+            penalty=-0.1,
+            pays="perfect",
+            perfect=10.0,
+            search_anywhere=False,
+            quoted=True,
+            lower_case=True,
+            refuses_chinese=True,
+        ),
+        "gem": Wording(
+            PROFILES["gem"],
+            template="{page}\nAnswer with \\boxed{{ACTION}}. Available actions: {actions}.",
+            penalty=-0.1,
+        ),
+    }
+)
+
+
+def wording_named(name: str) -> Wording:
+    """Return a wording.
+
+    Raises:
+        ValueError: The name is unknown.
+    """
+    if name not in WORDINGS:
+        raise ValueError(f"profile must be one of {', '.join(WORDINGS)}, not {name!r}")
+    return WORDINGS[name]

@@ -1,5 +1,6 @@
-"""The reward of a purchase, as in WebShop: of type, attributes, options and price."""
+"""The reward of a purchase, as in WebShop: of type (by the nouns of a title), attributes, options and price."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,7 +17,7 @@ NounExtractor = Callable[[str], Sequence[str]]
 
 _ALIKE = 85
 _LEVELS = 2
-_NO_NOUNS = 0.2
+_SCORE_WITHOUT_NOUNS = 0.2
 
 # Those that WebShop folds colours into, in its order: the first that is contained wins, wherever in a word it is.
 _COLOUR_WORDS = """
@@ -107,7 +108,7 @@ def score_purchase(
 def title_score(bought: str, wanted: str, nouns: NounExtractor) -> float:
     """Return the share of the nouns of a wanted title that a bought one has."""
     looked_for = nouns(wanted)
-    return len(set(nouns(bought)) & set(looked_for)) / len(looked_for) if looked_for else _NO_NOUNS
+    return len(set(nouns(bought)) & set(looked_for)) / len(looked_for) if looked_for else _SCORE_WITHOUT_NOUNS
 
 
 def count_attributes(product: Product, wanted: Sequence[str]) -> int:
@@ -151,3 +152,61 @@ def _alike(first: str, second: str) -> bool:
 @lru_cache(maxsize=2**14)
 def _plain(text: str) -> str:
     return default_process(text.encode("ascii", "ignore").decode())
+
+
+_WORD = re.compile(r"[A-Za-z]{2,}")
+_MODEL = "en_core_web_sm"
+
+# What titles of shops have beside nouns and what the endings below do not tell.
+_NO_NOUN_LIST = """
+a an the of for with and or in on to by from at is are it its this that your our my you up as not no non all
+any new best good great big small large mini extra super ultra pro premium classic everyday deluxe modern
+vintage long short high low wide slim thin thick heavy light soft hard dry wet hot cold warm cool fast slow
+full free easy safe natural organic fresh pure raw rich real black white red blue green yellow pink purple
+grey gray brown old young men women adult cute nice fine double single dual portable wireless adjustable use
+clean carry apply find me looking want need
+"""
+_NO_NOUN_WORDS = frozenset(_NO_NOUN_LIST.split())
+_NO_NOUN = re.compile(r"(?:able|ible|ful|less|ous|ive|proof|resistant|friendly|tested|ish|ly|ed|ing)$")
+
+
+def noun_extractor(tagger: str) -> NounExtractor:
+    """Return an extractor by its name.
+
+    Raises:
+        ValueError: The name is unknown, or its dependencies are not installed.
+    """
+    if tagger == "heuristic":
+        return heuristic_nouns
+    if tagger == "spacy":
+        return spacy_nouns()
+    raise ValueError(f"noun_tagger must be 'heuristic' or 'spacy', not {tagger!r}")
+
+
+def heuristic_nouns(title: str) -> list[str]:
+    """Return the words that are neither known for something else nor end like it."""
+    words = (word.lower() for word in _WORD.findall(title))
+    return [word for word in words if word not in _NO_NOUN_WORDS and not _NO_NOUN.search(word)]
+
+
+@lru_cache(maxsize=1)
+def spacy_nouns() -> NounExtractor:
+    """Return the extractor that WebShop uses, spaCy's small English model.
+
+    Raises:
+        ValueError: The model is not installed.
+    """
+    try:
+        import spacy
+
+        model: Any = spacy.load(_MODEL)
+    except (ImportError, OSError) as error:
+        raise ValueError(
+            f"noun_tagger 'spacy' needs spaCy and its model {_MODEL} ({error}); install them, or use 'heuristic'"
+        ) from error
+
+    @lru_cache(maxsize=65536)
+    def nouns(title: str) -> tuple[str, ...]:
+        return tuple(token.text.lower() for token in model(title) if token.pos_ in ("NOUN", "PROPN"))
+
+    return nouns

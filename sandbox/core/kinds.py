@@ -1,6 +1,12 @@
-"""The back-ends that ship, each declared once; those of other packages are found by their entry points."""
+"""The back-ends that ship, each declared once, and how an operator names one.
 
+A name is one line of text, in a setting or in the environment variable `ROLLGYM_SANDBOX`. Back-ends of other packages
+are found by their entry points.
+"""
+
+import os
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -10,6 +16,8 @@ class SandboxKind:
     Attributes:
         name: Its name.
         path: `module:Class`, imported when it is asked for.
+        runs: Where programs run, in Markdown, for the documentation's table.
+        needs: What must be there for it, for the same table.
         automatic: Whether `auto` may choose it.
         argument: What may stand after a colon behind its name; empty for nothing.
         bounds_nothing: Whether to name it says that no protection is needed.
@@ -18,6 +26,8 @@ class SandboxKind:
 
     name: str
     path: str
+    runs: str
+    needs: str = ""
     automatic: bool = False
     argument: str = ""
     bounds_nothing: bool = False
@@ -25,19 +35,45 @@ class SandboxKind:
 
 
 SANDBOXES = (
-    SandboxKind(name="namespaces", path="rollgym.sandbox.local.backends:NamespaceSandbox", automatic=True),
-    SandboxKind(name="bubblewrap", path="rollgym.sandbox.local.backends:BubblewrapSandbox", automatic=True),
+    SandboxKind(
+        name="namespaces",
+        path="rollgym.sandbox.local.backends:NamespaceSandbox",
+        runs="on this machine, in namespaces of their own",
+        needs="Linux",
+        automatic=True,
+    ),
+    SandboxKind(
+        name="bubblewrap",
+        path="rollgym.sandbox.local.backends:BubblewrapSandbox",
+        runs="on this machine, in those that `bwrap` makes",
+        needs="Linux, Bubblewrap",
+        automatic=True,
+    ),
     SandboxKind(
         name="docker",
         path="rollgym.sandbox.containers.docker:DockerSandbox",
+        runs="in warm containers",
+        needs="[a Docker Engine](#docker), the extra `docker`",
         automatic=True,
         argument="IMAGE",
     ),
-    SandboxKind(name="landlock", path="rollgym.sandbox.local.backends:LandlockSandbox", automatic=True),
-    SandboxKind(name="unsafe", path="rollgym.sandbox.local.backends:UnsafeSandbox", bounds_nothing=True),
+    SandboxKind(
+        name="landlock",
+        path="rollgym.sandbox.local.backends:LandlockSandbox",
+        runs="on this machine, in a directory of the host",
+        needs="Linux with Landlock",
+        automatic=True,
+    ),
+    SandboxKind(
+        name="unsafe",
+        path="rollgym.sandbox.local.backends:UnsafeSandbox",
+        runs="on this machine, with limits only and no security boundary",
+        bounds_nothing=True,
+    ),
     SandboxKind(
         name="remote",
         path="rollgym.sandbox.remote.remote:RemoteSandbox",
+        runs="on [another server](#remote) with a sandbox",
         argument="URL",
         needs_argument=True,
     ),
@@ -45,3 +81,43 @@ SANDBOXES = (
 """Ours, in the order in which `auto` tries them: what starts in milliseconds comes before what takes a second."""
 
 BY_NAME = {each.name: each for each in SANDBOXES}
+
+VARIABLE = "ROLLGYM_SANDBOX"
+_REMOTE_OPTIONS = frozenset({"token_file"})
+_WITHOUT_ARGUMENT = frozenset({"auto", *(each.name for each in SANDBOXES if not each.argument)})
+
+
+def parse_name(text: str | None) -> tuple[str, dict[str, str]]:
+    """Return a back-end's name and the options for it.
+
+    Args:
+        text: `auto`, the name of a back-end, `docker:IMAGE`, `remote:URL` or `remote:URL?token_file=PATH`; `NAME:TEXT`
+            for the back-end of another package, which has the text as its option `argument`. None for the value of the
+            environment variable, or `auto` if that is not set.
+
+    Raises:
+        ValueError: If it is none of these.
+    """
+    name, _, argument = (text or os.environ.get(VARIABLE) or "auto").partition(":")
+    if name == "docker":
+        return name, {"image": argument} if argument else {}
+    if name == "remote":
+        return name, _remote_options(argument)
+    if argument and name in _WITHOUT_ARGUMENT:
+        raise ValueError(f"the sandbox {name!r} has nothing after a colon; docker and remote have")
+    return name, {"argument": argument} if argument else {}
+
+
+def _remote_options(address: str) -> dict[str, str]:
+    url = urlsplit(address)
+    if url.scheme not in ("http", "https") or not url.hostname:
+        raise ValueError(
+            f"remote needs the address of a server, such as remote:http://sandbox:8000, not {address!r}"
+        )
+    options = dict(parse_qsl(url.query, keep_blank_values=True))
+    unknown = options.keys() - _REMOTE_OPTIONS
+    if unknown:
+        raise ValueError(
+            f"remote has no option {min(unknown)!r}; it has {', '.join(sorted(_REMOTE_OPTIONS))}"
+        )
+    return {"url": urlunsplit((url.scheme, url.netloc, url.path, "", "")), **options}

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollgym.sandbox.core.program import Language, Program
+from rollgym.sandbox.core.base import Language, Program
 
 WORKING_DIRECTORY = "/work"
 # Nothing of the server's own environment reaches a program. A fixed hash seed makes equal runs equal.

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from rollgym.sandbox.core.base import Outcome
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.result import Outcome
 
 Stop = Literal["time", "output", "memory", "pids", "disk"]
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Guarantees, Outcome, Program, RunResult, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 
 _LIMITS = Limits(wall_seconds=20, memory_mb=256, pids=32, disk_mb=2, inodes=256)
 # A finding is true if a forbidden action was possible.

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
+from rollgym.sandbox.core.base import Outcome, Program, RunResult
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome, RunResult
 
 _PAGE = 4096
 _MIB = 1 << 20

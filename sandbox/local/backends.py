@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rollgym.sandbox.core.base import SandboxUnavailableError
-from rollgym.sandbox.core.result import Guarantees
+from rollgym.sandbox.core.base import Guarantees, SandboxUnavailableError
 from rollgym.sandbox.kernel import calls, landlock, seccomp
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.supervisor import bwrap

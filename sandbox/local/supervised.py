@@ -1,19 +1,28 @@
 """The common part of the back-ends that share the launcher; each differs in its confinement only."""
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
-from rollgym.sandbox.core.cancelling import Cancellation
+from rollgym.sandbox.core.base import (
+    Cancellation,
+    Guarantees,
+    Outcome,
+    Program,
+    RunResult,
+    SandboxSession,
+    SandboxUnavailableError,
+)
 from rollgym.sandbox.core.languages import (
     ENVIRONMENT,
     WORKING_DIRECTORY,
@@ -25,12 +34,84 @@ from rollgym.sandbox.core.languages import (
 from rollgym.sandbox.core.limits import DEFAULT_LIMITS, LONGEST_SECONDS, Limits
 from rollgym.sandbox.core.outcomes import Facts, classify
 from rollgym.sandbox.core.probe import probe_sandbox
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.core.uploads import EndedSession, refused
-from rollgym.sandbox.local.session import SupervisedSession
 from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
 from rollgym.sandbox.supervisor.order import ConfinementName, Order, Stage
+
+_CHUNK = 1 << 16
+
+
+class SupervisedSession:
+    """The server's end of a session. One thread at a time may use it; any may hang up.
+
+    Args:
+        connection: To the monitor, which answers once, at the end.
+        to_program: The writing end of the program's input.
+        from_program: The reading end of its output.
+        result: Makes a result of the monitor's answer.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        to_program: int,
+        from_program: int,
+        result: Callable[[Frame | None], RunResult],
+    ) -> None:
+        self._connection, self._to_program, self._from_program = connection, to_program, from_program
+        self._make_result = result
+        self._result: RunResult | None = None
+
+    def write(self, data: bytes) -> None:
+        """Write to the program's standard input.
+
+        Raises:
+            BrokenPipeError: If it has ended.
+        """
+        if self._result is not None:
+            raise BrokenPipeError("the session is closed")
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(self._to_program, rest) :]
+
+    def read(self, timeout_seconds: float) -> bytes:
+        """Return new output as soon as there is some; empty at the end or at the time-out."""
+        if self._result is not None:
+            return b""
+        return os.read(self._from_program, _CHUNK) if _readable(self._from_program, timeout_seconds) else b""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program is still running."""
+        return self._result is None and not _readable(self._connection.fileno(), 0.0)
+
+    def hang_up(self) -> None:
+        """End the program, from any thread; who writes to it hears that it has ended."""
+        # From here on the monitor reads the end of our stream, and ends the run; its answer still comes.
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+
+    def close(self) -> RunResult:
+        """End the program, and everything that it started; return its result."""
+        if self._result is None:
+            self.hang_up()
+            try:
+                self._result = self._make_result(receive_frame(self._connection))
+            except (OSError, FrameError) as error:
+                self._result = RunResult(outcome=Outcome.SANDBOX_ERROR, detail=f"{error}")
+            finally:
+                self._connection.close()
+                os.close(self._to_program)
+                os.close(self._from_program)
+        return self._result
+
+
+def _readable(descriptor: int, timeout_seconds: float) -> bool:
+    # Servers have more descriptors than select() can look at.
+    watched = select.poll()
+    watched.register(descriptor, select.POLLIN)
+    return bool(watched.poll(1000 * max(0.0, timeout_seconds)))
+
 
 # `rollgym` is an empty package there: its own `__init__` cannot run in a process without site-packages.
 _START = """

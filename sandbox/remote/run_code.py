@@ -12,9 +12,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from rollgym.sandbox.core.base import Guarantees, Language, Outcome, Program, RunResult
 from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
-from rollgym.sandbox.core.program import Language, Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.supervisor.files import plain_parts
 
 _MOST_MEMORY_MB = 1 << 20

@@ -12,10 +12,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.base import (
+    Guarantees,
+    Outcome,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxSession,
+    SandboxUnavailableError,
+)
 from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.core.uploads import refused
 from rollgym.sandbox.local.supervised import result_of_stage
 from rollgym.sandbox.supervisor.monitor import HARD_OUTPUT_BYTES

@@ -147,6 +147,23 @@ async def test_an_mcp_environment_of_openenvs_is_played(gateway: Server, peer: P
 
 
 @pytest.mark.slow
+async def test_an_authors_own_client_stays_with_its_own_server(
+    gateway: Server, peer: PeerServer, openenv: Path
+) -> None:
+    """docs/coming_from/openenv.md says so: the gateway shows text, whose fields are others."""
+    async with gateway.http() as http:
+        body = {"env_id": "Own", "url": f"{peer.url}/many", "protocol": "openenv"}
+        registered = await http.post("/v1/envs", json=body)
+        assert registered.status_code == 201, registered.text
+        jobs = [("authors", f"{peer.url}/many"), ("authors", f"{gateway.url}/openenv/Own")]
+        own, through = await asyncio.to_thread(play, openenv, "openenv_player.py", json.dumps(jobs))
+        assert own == {"hint": "a number from 0 to 9yes", "told": ""}
+        assert through["hint"] == ""
+        assert "VALIDATION_ERROR" in through["told"]
+        await http.delete(f"/v1/registrations/{registered.json()['registration_id']}")
+
+
+@pytest.mark.slow
 async def test_our_client_plays_on_openenvs_server(gateway: Server, peer: PeerServer, openenv: Path) -> None:
     async with gateway.http() as http:
         body = {"env_id": "Guess", "url": f"{peer.url}/many", "protocol": "openenv"}

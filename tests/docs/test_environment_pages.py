@@ -19,11 +19,11 @@ from tests.support.typed_commands import statements_of
 
 GUIDES = ("games.md", "instruction_following.md", "webshop.md")
 OFTEN = frozenset({"FrozenLake-v0", "Arithmetic-v0"})
-IN_A_SANDBOX = frozenset({"Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0", "ToolUsePython-v0"})
+ENVIRONMENTS = builtin_environments()
 PAGES = [
     pytest.param(page, id=page.stem, marks=() if page.stem in OFTEN else pytest.mark.slow)
     for page in (
-        *(ROOT / FOLDER / f"{name}.md" for name in builtin_environments()),
+        *(ROOT / FOLDER / f"{name}.md" for name in ENVIRONMENTS),
         *(ROOT / "docs" / "environments" / name for name in GUIDES),
     )
 ]
@@ -45,7 +45,7 @@ def server() -> Iterator[ServerProcess]:
 def test_the_commands_of_a_page(
     page: Path, server: ServerProcess, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if page.stem in IN_A_SANDBOX:
+    if page.stem in ENVIRONMENTS and ENVIRONMENTS[page.stem].load().metadata.get("needs") == "a sandbox":
         working_sandbox()
     blocks = [each.text for each in fences_of(page) if each.run_by]
     typed = [shlex.split(line, comments=True) for text in blocks for line in statements_of(text)]
@@ -64,7 +64,7 @@ def test_the_commands_of_a_page(
 
 
 def test_a_page_of_an_environment_plays_shows_and_audits_it() -> None:
-    for name in builtin_environments():
+    for name in ENVIRONMENTS:
         (fence,) = [each for each in fences_of(ROOT / FOLDER / f"{name}.md") if each.language in SHELLS]
         expected = [f"roll-env {command} {name}" for command in ("play", "show", "audit")]
         assert statements_of(fence.text) == expected

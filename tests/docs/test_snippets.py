@@ -18,19 +18,20 @@ import pytest
 import yaml
 
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.process.installed import GROUP as ENVIRONMENTS
+from rollgym.clients.process.modules import GROUP as ENVIRONMENTS
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import ResetRequest, StepReply, StepRequest
 from rollgym.env_server.access.tokens import add_token
 from rollgym.env_server.common.io_process import Reason, ReasonCode
-from rollgym.env_server.common.settings import ConfigurationError, check_settings
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.settings_loading import check_settings
 from rollgym.sandbox.selection import GROUP as SANDBOXES
 from rollgym.trainer.config.load import settings_from
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from tests.support.client_server import ServerProcess
 from tests.support.judge_double import JudgeDouble
-from tests.support.other_package import GROUPS_OF_RUNS
+from tests.support.other_package import GROUPS_OF_RUNS, GROUPS_OF_SERVERS
 from tests.support.processes import ROOT
 from tests.support.readers_folder import make_readers_folder
 from tests.support.sandboxes import working_sandbox
@@ -220,7 +221,7 @@ def test_messages_are_the_protocols(fence: Fence) -> None:
 @pytest.mark.parametrize("fence", of("toml"))
 def test_entry_points_are_in_groups_that_are_read(fence: Fence) -> None:
     groups = tomllib.loads(fence.text)["project"]["entry-points"]
-    assert set(groups) <= {ENVIRONMENTS, SANDBOXES, *GROUPS_OF_RUNS}, fence.place
+    assert set(groups) <= {ENVIRONMENTS, SANDBOXES, *GROUPS_OF_RUNS, *GROUPS_OF_SERVERS}, fence.place
 
 
 # -- Python ------------------------------------------------------------------------------------------------------------

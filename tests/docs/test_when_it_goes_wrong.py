@@ -14,25 +14,20 @@ import pytest
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.settings import ConfigurationError
-from rollgym.env_server.process.listening import reserve
+from rollgym.env_server.process.server import reserve
 from rollgym.sandbox.core.base import SandboxUnavailableError
 from rollgym.sandbox.selection import open_sandbox
-from rollgym.trainer.backends.skipping import SkippedSteps
-from rollgym.trainer.commands.resume import keep_settings
+from rollgym.trainer.backends.optimizer import SkippedSteps
+from rollgym.trainer.config.inference import vllm_lora_rank
 from rollgym.trainer.config.load import settings_from
-from rollgym.trainer.config.server_kinds import vllm_lora_rank
 from rollgym.trainer.core.errors import TrainerError
-from rollgym.trainer.core.run_files import write_errors
-from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.core.run_files import run_lock, write_errors
+from rollgym.trainer.run.resume import keep_settings
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
 
 PAGE = (ROOT / "docs" / "when_it_goes_wrong.md").read_text()
-GUIDE = (ROOT / "docs" / "guides" / "own_model.md").read_text()
 QUOTED = [*re.findall(r"^### `(.+)`$", PAGE, re.MULTILINE), *re.findall(r"`(this token has [^`]+)`", PAGE)]
-IN_GUIDE = re.findall(
-    r"^\| `([a-z.][^`/]* [^`]*)` \|", GUIDE.partition("## When it goes wrong")[2], re.MULTILINE
-)
 TASKS = {"tasks": [{"env_id": "FrozenLake-v0"}]}
 
 
@@ -57,15 +52,14 @@ def texts() -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("message", [*QUOTED, *IN_GUIDE])
+@pytest.mark.parametrize("message", QUOTED)
 def test_a_quoted_message_stands_in_the_code(message: str) -> None:
     form = form_of(message)
     assert any(form.search(text) for text in texts()), message
 
 
 def test_there_are_enough_and_a_wrong_one_would_be_found() -> None:
-    assert len(QUOTED) >= 20
-    assert len(IN_GUIDE) >= 5
+    assert len(QUOTED) >= 25
     assert not any(form_of("no server replies at ...").search(text) for text in texts())
 
 

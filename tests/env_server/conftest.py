@@ -1,8 +1,10 @@
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.support.fragile_envs import Beacon
 from tests.support.wire import ENVS, INLINE, Server
 
 
@@ -17,6 +19,14 @@ def server() -> Iterator[Server]:
     ) as running:
         yield running
         assert "failed inside the server" not in running.log()
+
+
+@pytest.fixture
+def beacon(tmp_path: Path) -> Iterator[Beacon]:
+    """Where fragile environments say which process they are in."""
+    made = Beacon(tmp_path)
+    yield made
+    made.close()
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 Only who may ask for experts is told, by the option of the reset that a server refuses unless its operator allows it.
 """
 
-import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,16 +14,9 @@ from rollgym.envs.verifiers.base import VerifierEnv
 from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.code_items import FUNCTION_ITEMS, PROGRAM_ITEMS
 
-
-def classes() -> dict[str, type[gymnasium.Env[Any, Any]]]:
-    found = {}
-    for env_id, spec in builtin_environments().items():
-        module, _, name = spec.entry_point.partition(":")
-        found[env_id] = getattr(importlib.import_module(module), name)
-    return found
-
-
-CLASSES = classes()
+CLASSES: dict[str, type[gymnasium.Env[Any, Any]]] = {
+    env_id: environment.load() for env_id, environment in builtin_environments().items()
+}
 VERIFIERS = [env_id for env_id, each in CLASSES.items() if issubclass(each, VerifierEnv)]
 NOT_ALONE = frozenset({"CodeTests-v0", "Judge-v0"})
 

@@ -1,12 +1,17 @@
 """Environments of a real server as GEM and ROLL use them, with the real `gem-llm` where it is installed."""
 
+import importlib.util
+import json
+import subprocess
 from collections import UserDict, UserList
+from types import ModuleType
 
 import pytest
 
 from rollgym.integrations.gem import RemoteGemEnv, register
 from tests.integrations.pages import blocks, run_block
 from tests.support.client_server import ServerProcess
+from tests.support.processes import ROOT
 
 LAKE = {"map": ["SFF", "FFF", "FFG"]}
 
@@ -41,6 +46,15 @@ def test_metrics_say_how_they_are_aggregated(server: ServerProcess) -> None:
     assert info["metrics"]["invalid_replies"] == 1.0
     assert set(info["metrics_agg_mode"]) == set(info["metrics"])
     assert set(info["metrics_agg_mode"].values()) <= {"mean", "last", "sum", "min", "max", "first"}
+    env.close()
+
+
+def test_an_episode_at_its_limit_is_over_for_who_looks_at_its_termination_alone(
+    server: ServerProcess,
+) -> None:
+    env = RemoteGemEnv(server.url, "FrozenLake-v0", LAKE, max_episode_steps=2)
+    first, last = play(env, 0, ["Right", "Left"])
+    assert (first[2:4], last[2:4]) == ((False, False), (True, True))
     env.close()
 
 
@@ -125,6 +139,61 @@ def test_the_page_is_right(server: ServerProcess, gem) -> None:
     names["env"].close()
 
 
+def loaded_alone() -> ModuleType:
+    """The example for Python 3.10, as a user loads it who has that file and no more."""
+    spec = importlib.util.spec_from_file_location("roll_python310", ROOT / "examples" / "roll_python310.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_file_for_python_310_plays_as_the_package_does(server: ServerProcess) -> None:
+    kwargs = UserDict({"map": UserList(["SFF", "FFF", "FFG"])})
+    env = loaded_alone().HttpGemEnv(server.url, "FrozenLake-v0", kwargs)
+    ours = RemoteGemEnv(server.url, "FrozenLake-v0", LAKE)
+    told, wanted = episode_of_roll(env, 5), episode_of_roll(ours, 5)
+    assert told["score"] == wanted["score"] == 1.0
+    for mine, other in zip(told["history"], wanted["history"], strict=True):
+        assert mine["observation"] == other["observation"]
+        assert mine.get("env_instruction") == other.get("env_instruction")
+        assert mine["metrics"].items() <= other["metrics"].items()
+    env.close()
+    ours.close()
+
+
+def test_the_file_for_python_310_says_why_the_server_refuses(server: ServerProcess) -> None:
+    env = loaded_alone().HttpGemEnv(server.url, "FrozenLake-v0", siz=4)
+    with pytest.raises(RuntimeError, match="did you mean 'size'"):
+        env.reset(seed=0)
+
+
+def test_the_file_for_python_310_runs_there(server: ServerProcess) -> None:
+    # A version manager's command may find no interpreter: the interpreter itself says where it is.
+    name = "import sys; print(sys.executable)"
+    try:
+        found = subprocess.run(["python3.10", "-c", name], capture_output=True, text=True, check=True)
+    except (FileNotFoundError, subprocess.CalledProcessError):
+        pytest.skip("there is no Python 3.10")
+    python = found.stdout.strip()
+    program = (
+        "import json, sys, roll_python310\n"
+        "env = roll_python310.HttpGemEnv(sys.argv[1], 'FrozenLake-v0', json.loads(sys.argv[2]))\n"
+        "env.reset(seed=0)\n"
+        "print([env.step(action)[1] for action in ('Right', 'Right', 'Down', 'Down')])\n"
+        "env.close()\n"
+    )
+    done = subprocess.run(
+        [python, "-c", program, server.url, json.dumps(LAKE)],
+        env={"PYTHONPATH": str(ROOT / "examples")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "[0.0, 0.0, 0.0, 1.0]\n", done.stderr
+
+
 def episode_of_roll(env, seed: int) -> dict:
     """What ROLL's manager of trajectories asks of an environment, in its order."""
     observation, info = env.reset(seed=seed)
@@ -132,13 +201,13 @@ def episode_of_roll(env, seed: int) -> dict:
     moves = iter(["Right", "Right", "Down", "Down"])
     score, per_step = 0.0, []
     for action in moves:
-        observation, reward, terminated, truncated, info = env.step(action=action)
+        observation, reward, terminated, _truncated, info = env.step(action=action)
         history[-1] |= {"reward": reward, "llm_response": action}
         history[-1].update(info)
         assert isinstance(info["metrics"], dict)
         per_step.append(info["metrics"])
         score += reward
-        if terminated or truncated:
+        if terminated:
             break
         history.append({"observation": observation})
     modes = history[-1]["metrics_agg_mode"]

@@ -11,3 +11,4 @@ def test_openenvs_client_plays(server: ServerProcess, capsys: pytest.CaptureFixt
     (block,) = blocks("openenv.md")
     result = run_block(block.text, server)["result"]
     assert result.done
+    assert result.reward == 1.0

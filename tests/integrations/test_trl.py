@@ -28,7 +28,6 @@ def test_an_episode_gives_its_reward(lake: type[RemoteToolEnvironment]) -> None:
     environment = lake()
     opening = environment.reset(prompt=[], seed=0)
     assert "frozen lake" in opening
-    assert "`act`" in opening
     assert opening.endswith("P__\n___\n__G")
     for action in ("Right", "Right", "Down", "Down"):
         assert environment.get_reward() == 0.0
@@ -39,6 +38,18 @@ def test_an_episode_gives_its_reward(lake: type[RemoteToolEnvironment]) -> None:
     assert environment.get_reward() == 1.0
     assert environment.reset(seed=1).endswith("__G")
     assert environment.get_reward() == 0.0
+
+
+def test_the_form_of_a_reply_that_the_environment_asks_for_is_said_to_be_the_argument_of_the_tool(
+    server: ServerProcess,
+) -> None:
+    for profile, mark in (("native", "<answer>"), ("gem", "\\boxed{")):
+        environment = environment_factory(server.url, "FrozenLake-v0", LAKE | {"profile": profile})()
+        instruction, how = environment.reset(seed=0).split("\n\n")[:2]
+        form = instruction.rpartition("Reply with the action in this form: ")[2]
+        assert how.startswith("Here you reply by calling the tool `act`: its argument `action` is the reply")
+        assert form.startswith(mark)
+        assert "Invalid" not in environment.act(form)
 
 
 @pytest.mark.parametrize("row", [{}, {"seed": None}, {"seed": "3"}, {"seed": True}])
@@ -124,7 +135,7 @@ def test_grpo_trains_on_episodes_of_the_server(
     text = block.text
     for shown, here in (
         ('model="Qwen/Qwen3-0.6B"', "model=model, processing_class=tokenizer"),
-        ("max_steps=200, num_generations=8, max_completion_length=1024", "**settings"),
+        ("max_steps=200, num_generations=8, max_completion_length=1024, logging_steps=1", "**settings"),
         ('{"size": 3}', '{"map": ["SFG", "FFF", "FFF"]}'),
     ):
         assert shown in text

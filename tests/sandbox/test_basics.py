@@ -5,11 +5,9 @@ import contextlib
 import pytest
 
 from rollgym.sandbox.conformance import SandboxConformance
-from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.base import Language, Outcome, Program, Sandbox
 from rollgym.sandbox.core.languages import host_toolchain
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Language, Program
-from rollgym.sandbox.core.result import Outcome
 
 
 class TestConformance(SandboxConformance):

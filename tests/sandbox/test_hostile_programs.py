@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.sandbox.core.base import Sandbox
+from rollgym.sandbox.core.base import Outcome, Program, RunResult, Sandbox
 from rollgym.sandbox.core.languages import host_toolchain
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome, RunResult
 from tests.sandbox.conftest import Host
 from tests.support.hostile_programs import ALL, Hostile
 from tests.support.processes import running
@@ -166,7 +164,7 @@ def test_a_killed_server_takes_its_runs_with_it(host: Host) -> None:
     source = f"""
 import sys
 sys.path.insert(0, {str(Path(__file__).parents[2])!r})
-from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.base import Program
 from rollgym.sandbox.selection import open_sandbox
 session = open_sandbox().open_session(Program("bash", "sleep {duration} & echo up; wait"))
 print(session.read(20).decode(), flush=True)

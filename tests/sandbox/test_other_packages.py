@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 from rollgym.sandbox.conformance import check_backend
-from rollgym.sandbox.core.base import Sandbox, SandboxSession, SandboxUnavailableError
+from rollgym.sandbox.core.base import (
+    Guarantees,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxSession,
+    SandboxUnavailableError,
+)
 from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, RunResult
 from rollgym.sandbox.selection import BACKENDS, known_backends, make_sandbox, open_cancellable, open_sandbox
 from tests.support.processes import ROOT
 

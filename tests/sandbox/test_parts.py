@@ -1,4 +1,4 @@
-"""The small parts: messages, files, outcomes."""
+"""The small parts: messages, files, outcomes, and the first process of a run."""
 
 import contextlib
 import os
@@ -11,13 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgym.sandbox.containers.inside import files
+from rollgym.sandbox.core.base import Outcome, Program
 from rollgym.sandbox.core.languages import Toolchain, commands
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.core.outcomes import Facts, classify
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.supervisor.entering import enter
 from rollgym.sandbox.supervisor.files import collect, lay
 from rollgym.sandbox.supervisor.frames import FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.order import ConfinementName, Order
 
 
 @given(
@@ -151,3 +152,12 @@ def test_what_a_container_is_shown_below_its_own_folders_stays(
     assert files.wipe(kept)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["agent", "code", "main.py", "tmp", "work"]
     assert not files.wipe(kept | {str(work / "agent" / "moved")}), "what it was shown is elsewhere now"
+
+
+def test_a_confinement_that_nobody_knows_runs_nothing() -> None:
+    misspelt: ConfinementName = "landlok"  # type: ignore[assignment]
+    order = Order(
+        confinement=misspelt, stages=(), limits=Limits(), environment={}, directory="/", file_names=()
+    )
+    with pytest.raises(KeyError, match="landlok"):
+        enter(order, None)

@@ -5,10 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Outcome, Program, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
 from rollgym.sandbox.local.backends import NamespaceSandbox
 from rollgym.sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
 

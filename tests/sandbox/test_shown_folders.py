@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
+from rollgym.sandbox.core.base import Outcome, Program, Sandbox, SandboxUnavailableError
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.sandbox.supervisor.rootfs import _staging
 

@@ -11,12 +11,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.sandbox.containers.conversation import Conversation
+from rollgym.sandbox.containers.container import Conversation
 from rollgym.sandbox.containers.inside.frames import INPUT
+from rollgym.sandbox.core.base import Language, Outcome, Program
 from rollgym.sandbox.core.languages import Toolchain, commands
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Language, Program
-from rollgym.sandbox.core.result import Outcome
 from rollgym.sandbox.core.uploads import refused
 from rollgym.sandbox.local.backends import NamespaceSandbox
 from rollgym.sandbox.remote.remote import RemoteSandbox

@@ -17,12 +17,12 @@ from rollgym.trainer.inference.base import (
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.agents.black_box import SessionTable
 from rollgym.trainer.rollout.agents.endpoint import agents_app
+from rollgym.trainer.rollout.agents.http import serve_app
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
 from rollgym.trainer.rollout.agents.replies import format_of_template
-from rollgym.trainer.rollout.agents.serving import serve_app
 from rollgym.trainer.rollout.agents.session import AgentSession
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.task import Task
 from tests.support.chat_templates import tokenizer_of
 

@@ -2,14 +2,13 @@
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from types import ModuleType
 from typing import Any, Self
 
 from rollgym.clients.audit.card import Card, Entry, Verdict
-from rollgym.clients.audit.costs import audit_costs
 from rollgym.clients.audit.runner import run_audit
 from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
 from rollgym.clients.client.client import EnvClient
@@ -49,11 +48,11 @@ class Auditor:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def costs(self, env_id: str) -> dict[str, Entry]:
-        """Return what the part of an audit says that measures costs."""
-        return {entry.check: entry for entry in asyncio.run(self._costs(env_id))}
+    def part(self, env_id: str, audit: Callable[[Subject], Awaitable[list[Entry]]]) -> dict[str, Entry]:
+        """Return what one part of an audit says, such as `audit_costs`."""
+        return {entry.check: entry for entry in asyncio.run(self._part(env_id, audit))}
 
-    async def _costs(self, env_id: str) -> list[Entry]:
+    async def _part(self, env_id: str, audit: Callable[[Subject], Awaitable[list[Entry]]]) -> list[Entry]:
         async with EnvClient(self._here.url) as client:
             known = await discover(client, env_id, {})
             subject = Subject(
@@ -69,7 +68,7 @@ class Auditor:
                 elsewhere=None,
                 queued_seconds=partial(queued_seconds, self._here.process.pid),
             )
-            return await audit_costs(subject)
+            return await audit(subject)
 
     def audit(self, env_id: str, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Card:
         return asyncio.run(self._audit(env_id, kwargs or {}, Settings(**({"episodes": 20} | settings))))

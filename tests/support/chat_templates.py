@@ -6,7 +6,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
 
 QWEN25 = (
     "{%- if messages[0].role == 'system' -%}<|im_start|>system{{ '\n' }}{{ messages[0].content }}<|im_end|>{{ '\n' }}"

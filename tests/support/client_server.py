@@ -98,10 +98,15 @@ class ServerProcess:
 
 
 class Proxy:
-    """A TCP proxy before a server, which can lose replies and cut connections."""
+    """A TCP proxy before a server, which can lose replies and cut connections.
+
+    Attributes:
+        stands_still_s: How long it passes nothing on once the next connection is there.
+    """
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
+        self.stands_still_s = 0.0
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self.loses_replies = False
@@ -113,6 +118,9 @@ class Proxy:
         self.connections += 1
         up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self._target_port)
         self._writers |= {writer, up_writer}
+        if seconds := self.stands_still_s:
+            self.stands_still_s = 0.0
+            await asyncio.sleep(seconds)
         pumps = (
             asyncio.ensure_future(self._pump(reader, up_writer, is_reply=False)),
             asyncio.ensure_future(self._pump(up_reader, writer, is_reply=True)),

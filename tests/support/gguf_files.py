@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
 
 CONTROL, NORMAL = 3, 1
 _PARTS = {

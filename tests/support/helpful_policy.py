@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from rollgym.trainer.inference.structured import Grammars
+from rollgym.trainer.inference.engine.structured import Grammars
 from tests.support.agent_policy import ScriptedPolicy
 
 _TOOLS = re.compile(r"<tools>\n(.*?)\n</tools>", re.DOTALL)

@@ -7,9 +7,8 @@ an object whose values are all false where the sandbox held.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from rollgym.sandbox.core.base import Language, Outcome, Program
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Language, Program
-from rollgym.sandbox.core.result import Outcome
 
 SHORT = Limits(wall_seconds=30, memory_mb=256, pids=32, disk_mb=16, inodes=512, open_files=64, output_kb=64)
 

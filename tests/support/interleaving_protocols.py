@@ -52,6 +52,17 @@ class OtherProtocols:
             # A goodbye has no answer, and what comes after it has none either.
             await asyncio.wait(answers)
         socket.drop()
+        said = [socket.refusal, *(each.result() for each in answers if each.done())]
+        for message in said:
+            if message is not None:
+                self._take_openenv(message)
+
+    def _take_openenv(self, message: dict[str, Any]) -> None:
+        """An answer on a socket of OpenEnv's; its errors carry our problems."""
+        if message["type"] == "error":
+            self._answers.take_problem(message["data"]["problem"], "OpenEnv")
+        else:
+            self._answers.codes["ok"] += 1
 
     async def gem(self) -> None:
         """A session as GEM's client has it, closed while it is used."""

@@ -4,13 +4,15 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.interleaving_clients import Http
 from tests.support.journals import FILE_HEAD, offsets
 
+KINDS = ("a bit", "a cut", "a page of zeros", "a record less", "a record twice", "two swapped")
+"""How a file of records is damaged."""
 _PAGE = 4096
 _SESSIONS = 6
 _IDLE_S = 5.0
@@ -25,27 +27,43 @@ def damage(path: Path, chance: random.Random) -> str:
     ends = offsets(content)
     if len(ends) < 4:
         return "nothing, since it is empty"
-    place = chance.randrange(FILE_HEAD, ends[-1])
+    kind, content = damaged(content, ends, chance, head=FILE_HEAD)
+    path.write_bytes(content)
+    return kind
+
+
+def damaged(
+    content: bytes, ends: Sequence[int], chance: random.Random, *, head: int = 0
+) -> tuple[str, bytes]:
+    """Damage a file of records.
+
+    Args:
+        content: The file.
+        ends: Where its first record begins, and where each ends.
+        chance: What damage.
+        head: Bytes that stay as they are.
+
+    Returns:
+        How it is damaged, and what the file is then.
+    """
+    place = chance.randrange(ends[0], ends[-1])
     number = chance.randrange(len(ends) - 2)
     first, middle, last = ends[number : number + 3]
-    kind = chance.choice(
-        ("a bit", "a cut", "a page of zeros", "a record less", "a record twice", "two swapped")
-    )
+    kind = chance.choice(KINDS)
     if kind == "a bit":
         content = content[:place] + bytes([content[place] ^ 1 << chance.randrange(8)]) + content[place + 1 :]
     elif kind == "a cut":
         content = content[:place]
     elif kind == "a page of zeros":
-        start = max(FILE_HEAD, place // _PAGE * _PAGE)
-        content = content[:start] + bytes(_PAGE) + content[start + _PAGE :]
+        start = max(head, place // _PAGE * _PAGE)
+        content = (content[:start] + bytes(_PAGE) + content[start + _PAGE :])[: len(content)]
     elif kind == "a record less":
         content = content[:first] + content[middle:]
     elif kind == "a record twice":
         content = content[:middle] + content[first:]
     else:
         content = content[:first] + content[middle:last] + content[first:middle] + content[last:]
-    path.write_bytes(content)
-    return kind
+    return kind, content
 
 
 @dataclass

@@ -9,13 +9,30 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-from rollgym.env_server.journal.journal import Journal
-from rollgym.env_server.journal.journal_file import JournaledSession, JournalFile, Opening
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from rollgym.env_server.sessions.journal import Journal
+from rollgym.env_server.sessions.journal_file import JournalFile
+from rollgym.env_server.sessions.journal_records import JournaledSession, Opening
 
 FILE_HEAD = 28
 """Bytes before the first record."""
 HEAD = struct.Struct("<4sIII")
 """What a record begins with: the file's mark, its length, its number and its checksum."""
+# What the fields of records are drawn from.
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20) | st.just("long " * 200)
+NUMBER = st.integers(-(2**53) + 1, 2**53 - 1)
+FLOAT = st.floats(allow_nan=False, allow_infinity=False)
+PLAIN = st.recursive(
+    st.none() | st.booleans() | NUMBER | FLOAT | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+STEP = st.tuples(PLAIN, PLAIN, FLOAT, st.booleans(), st.booleans())
+SEED = st.integers(0, 2**53 - 1)
+OPTIONS = st.none() | st.dictionaries(TEXT, PLAIN, max_size=2)
+COMMON = settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def look(session: JournaledSession) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from rollgym.trainer.backends.forward_pass import ForwardPass
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.ranked import RankedBackend
@@ -50,7 +51,7 @@ class Made:
             return RankedBackend(self._ranks, role, self.recipe(role), WIDTH, in_pieces=self._in_pieces)
         head = family_head(self._family, role)
         if role == "reference":
-            return FrozenModel(head, self._optimizer.micro_batch_tokens)
+            return FrozenModel(ForwardPass(head, self._optimizer.micro_batch_tokens))
         options = {name: value for name, value in self._options.items() if name != "sequence_parallel"}
         return TorchBackend(head, self._optimizer, Schedule(self._rate, 0, 1, "constant"), **options)
 

@@ -14,12 +14,12 @@ from transformers import (
 )
 
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.megatron.heads import sharded_logprobs
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.rank_group import MeshShape
-from rollgym.trainer.backends.vocabulary_parallel import sharded_logprobs
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import without_chance
 from tests.support.tiny_models import VOCABULARY, sharp_model
 
 _COMMON = {

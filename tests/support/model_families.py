@@ -3,7 +3,7 @@
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.models.weights import without_chance
 
 VOCABULARY = 64
 _SHAPE = {

@@ -4,18 +4,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import get_args
 
+from rollgym.clients.protocol.upstream_protocols import GROUP as UPSTREAM_PROTOCOLS
+from rollgym.clients.replies.formats.table import GROUP as CALL_FORMATS
+from rollgym.env_server.protocols.faces import GROUP as FACES
 from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings
 from rollgym.trainer.algorithms.group_filters import FilterSettings
 from rollgym.trainer.algorithms.surrogates import SurrogateSettings
-from rollgym.trainer.config.backend_kinds import KINDS
-from rollgym.trainer.config.server_kinds import SERVERS
-from rollgym.trainer.config.trackers import GROUP
+from rollgym.trainer.config.backend import KINDS
+from rollgym.trainer.config.inference import SERVERS
+from rollgym.trainer.config.output import GROUP
 
 GROUPS_OF_RUNS = frozenset(
     {get_args(part)[1].group for part in (AdvantageSettings, SurrogateSettings, FilterSettings)}
-    | {KINDS.group, SERVERS.group, GROUP}
+    | {KINDS.group, SERVERS.group, GROUP, CALL_FORMATS}
 )
 """Entry points by which packages add kinds to a run."""
+GROUPS_OF_SERVERS = frozenset({UPSTREAM_PROTOCOLS, FACES})
+"""Entry points by which packages add kinds to a server."""
 
 
 def install(site: Path, name: str, code: str, entries: Mapping[str, Mapping[str, str]]) -> None:

@@ -23,7 +23,7 @@ class Caller:
         self._client = client
 
     async def call(self, method: str, path: str, **fields: Any) -> dict[str, Any]:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     answer = await self._client.request(method, path, json=fields or None)

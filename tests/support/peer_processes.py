@@ -19,7 +19,7 @@ def play(python: Path, script: str, *arguments: str, **environment: str) -> Any:
         [str(python), str(SCRIPTS / script), *arguments],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=270,
         check=False,
         env=peer_environment() | environment,
     )
@@ -40,7 +40,7 @@ class PeerServer:
 
     def start(self) -> PeerServer:
         self._process = subprocess.Popen(self._command, env=self._environment, stdout=subprocess.DEVNULL)
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()

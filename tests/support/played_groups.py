@@ -1,14 +1,15 @@
 """Episodes as they come from rollouts, for whoever trains on them."""
 
+import pickle
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
-from tests.support.tiny_models import reference_logprobs
+from tests.support.tiny_models import reference_logprobs, sharp_model
 
 
 def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
@@ -39,6 +40,16 @@ def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
             group.trajectories.append(trajectory)
         result.append(group)
     return result
+
+
+def sharp_groups(groups=3, members=4) -> list[Group]:
+    """Episodes that the sharp model might have played: they are made once, and each caller has a copy."""
+    return pickle.loads(_pickled(groups, members))
+
+
+@cache
+def _pickled(groups: int, members: int) -> bytes:
+    return pickle.dumps(played_groups(sharp_model(), groups, members))
 
 
 def with_all_that_presets_read(groups: list[Group]) -> list[Group]:

@@ -72,7 +72,7 @@ class Command(NamedTuple):
 TRAIN = Command(
     "roll-train",
     "rollgym.trainer.cli",
-    ("rollgym.trainer.commands.train", "rollgym.trainer.commands.policy", "rollgym.trainer.commands.rollout"),
+    ("rollgym.trainer.run.train", "rollgym.trainer.run.trained_policy", "rollgym.trainer.run.rollout"),
 )
 SERVE = Command("roll-serve", "rollgym.env_server.cli", ("tests.support.every_environment",))
 RANK = Command(
@@ -95,9 +95,10 @@ class Forked:
         environment: All of its variables.
         stdin: `PIPE`, or `DEVNULL`.
         stdout: `PIPE`, or a descriptor to write to.
-        stderr: `PIPE`, `STDOUT`, or None: they go where those of this process go.
+        stderr: `PIPE`, `STDOUT`, a descriptor to write to, or None: they go where those of this process go.
         passed: A descriptor that it has as number 3.
         start_new_session: Whether a key that interrupts this process leaves it alone.
+        main: The module whose function `main` it is, where that is another than the command's.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Forked:
         stderr: int | None = subprocess.STDOUT,
         passed: int | None = None,
         start_new_session: bool = False,
+        main: str | None = None,
     ) -> None:
         self.args = list(arguments)
         self.returncode: int | None = None
@@ -131,8 +133,8 @@ class Forked:
         theirs = [given, output, output]
         if stderr == subprocess.PIPE:
             self.stderr, theirs[2] = _read_end()
-        elif stderr is None:
-            theirs[2] = os.dup(2)
+        elif stderr != subprocess.STDOUT:
+            theirs[2] = os.dup(2 if stderr is None else stderr)
         if passed is not None:
             theirs.append(os.dup(passed))
         self._socket = socket.socket(socket.AF_UNIX)
@@ -141,6 +143,7 @@ class Forked:
             "arguments": self.args,
             "environment": dict(environment),
             "start_new_session": start_new_session,
+            "main": main,
         }
         order = json.dumps(wishes).encode() + b"\n"
         try:
@@ -322,7 +325,7 @@ def can_be_forked(command: Command, environment: Mapping[str, str]) -> bool:
 
 
 def fork(command: Command, arguments: Sequence[str], environment: Mapping[str, str], **wishes: Any) -> Forked:
-    """Run a command with these arguments, and with pipes and a session as `Forked` has them."""
+    """Run a command with these arguments, and with pipes, a session and a module as `Forked` has them."""
     return Forked(_preloaded(command).address, arguments, environment, **wishes)
 
 
@@ -418,7 +421,7 @@ def _run(command: Command, order: dict[str, Any], streams: Sequence[int]) -> int
         for number in (1, 2)
     )
     sys.argv = [command.name, *order["arguments"]]
-    return int(import_module(command.main).main())
+    return int(import_module(order["main"] or command.main).main())
 
 
 if __name__ == "__main__":

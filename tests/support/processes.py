@@ -122,6 +122,26 @@ def start_training(*arguments: str, fresh: bool = False) -> "Forked | subprocess
     )
 
 
+def start_agent_proxy(*arguments: str, stderr: int | None = None) -> "Forked | subprocess.Popen[str]":
+    """Start `roll-agent-proxy` with its output captured.
+
+    Args:
+        arguments: Its arguments.
+        stderr: Its errors, as `Popen` takes them.
+    """
+    module, environment = "rollgym.trainer.run.agent_proxy", os.environ | {"PYTHONUNBUFFERED": "1"}
+    if can_be_forked(TRAIN, environment):
+        return fork(TRAIN, arguments, environment, stderr=stderr, main=module)
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+    )
+
+
 def train(*arguments: str, fresh: bool = False) -> str:
     """Run `roll-train` to its end and return what it printed."""
     with running(start_training(*arguments, fresh=fresh)) as process:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from rollgym.clients.protocol.spaces import UnicodeText
-from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.base import Program
 from rollgym.sandbox.selection import open_sandbox
 
 

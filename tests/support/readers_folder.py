@@ -34,7 +34,7 @@ def make_readers_folder(folder: Path) -> None:
     Args:
         folder: An empty one.
     """
-    for name in ("benchmarks", "deploy", "examples", "tests"):
+    for name in ("benchmarks", "deploy", "examples", "peers", "tests"):
         (folder / name).symlink_to(ROOT / name)
     files = {
         **_PROGRAMS,

@@ -69,12 +69,19 @@ class RedisServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGCONT)
 
+    def take_port(self, port: int) -> None:
+        """Listen on the port of a server that is gone, and follow none any more."""
+        assert self.ask("REPLICAOF", "NO", "ONE") == b"+OK"
+        assert self.ask("CONFIG", "SET", "port", str(port)) == b"+OK"
+        self.port = port
+        self.url = f"redis://127.0.0.1:{port}/0"
+
     def ask(self, *words: str) -> bytes:
-        """The first line of the answer to a command; nothing where none comes."""
+        """The first line of the answer to a command; nothing where none comes. Each character is one byte."""
         frame = "".join(f"${len(word)}\r\n{word}\r\n" for word in words)
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
-                connection.sendall(f"*{len(words)}\r\n{frame}".encode())
+                connection.sendall(f"*{len(words)}\r\n{frame}".encode("latin-1"))
                 return connection.recv(65536).partition(b"\r\n")[0]
         except OSError:
             return b""

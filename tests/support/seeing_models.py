@@ -7,11 +7,16 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.config.model import VisionSettings
-from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.models.pictures import own_inputs
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, tiny_pictures
-from rollgym.trainer.models.tokenizer import IMAGE, build_tiny_tokenizer
+from rollgym.trainer.models.tiny import (
+    IMAGE,
+    TinyPolicySettings,
+    build_tiny_model,
+    build_tiny_tokenizer,
+    tiny_pictures,
+)
+from rollgym.trainer.models.weights import without_chance
 from rollgym.trainer.records.images import Picture, PlacedImage
 
 VISION = VisionSettings(image_size=16, patch_size=8, layers=1)

@@ -91,6 +91,15 @@ class Undrawable(Count):
         raise RuntimeError("no pencil")
 
 
+class Undeclared(Count):
+    """Declares tools without saying what their parameters are."""
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        observation, info = super().reset(seed=seed, options=options)
+        tools = [{"name": "look", "parameters": None}, {"function": {"name": "wait", "parameters": [1]}}, 7]
+        return observation, info | {"tools": tools}
+
+
 class Unsendable(Count):
     """Begins with what has no form on the wire."""
 

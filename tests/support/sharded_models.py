@@ -9,16 +9,16 @@ import torch
 from rollgym.trainer.algorithms.aggregation import Denominators
 from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.forward_pass import ForwardPass
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.ranked import RankedBackend
 from rollgym.trainer.backends.reference import FrozenModel
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.pipelines.sft import _negative_log_likelihood
-from rollgym.trainer.learn.rows import row_builder
 from tests.support.played_groups import played_groups
 from tests.support.rank_recipes import Recipe, head_of
 from tests.support.tiny_models import sharp_model
@@ -62,7 +62,7 @@ class Made:
             recipe = Recipe(self.kind, role, self._optimizer, self._rate, self._options)
             return RankedBackend(self._ranks, role, recipe, WIDTH, in_pieces=self._in_pieces)
         if role == "reference":
-            return FrozenModel(head_of(role), TOKENS)
+            return FrozenModel(ForwardPass(head_of(role), TOKENS))
         schedule = Schedule(self._rate, 0, 1, "constant")
         options = {name: value for name, value in self._options.items() if name != "cpu_offload"}
         return TorchBackend(head_of(role), self._optimizer, schedule, **options)

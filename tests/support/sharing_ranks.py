@@ -5,14 +5,14 @@ from unittest import mock
 
 import torch
 
-from rollgym.trainer.backends import fsdp2, zero
+from rollgym.trainer.backends import fsdp2, packing, zero
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.models.value_head import ValueModel
+from tests.support.current_families import model_of
 from tests.support.tiny_models import sharp_model
-from tests.trainer.models.test_families import model_of
 
 CHEAP = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)
 """Small models compute a few tokens at little more than what a call takes: by their own costs nothing is shared."""
@@ -39,10 +39,7 @@ class SharingRecipe:
         torch.set_num_threads(1)
         head = self._head() if group.rank == 0 else None
         options = {"gradient_checkpointing": self.gradient_checkpointing}
-        with (
-            mock.patch.object(fsdp2, "sharing_costs", costs),
-            mock.patch.object(zero, "sharing_costs", costs),
-        ):
+        with mock.patch.object(packing, "sharing_costs", costs):
             if self.role == "reference":
                 return fsdp2.fsdp2_model(
                     head,

@@ -82,7 +82,7 @@ class TrainingForks:
 
 
 def _serve() -> None:
-    import rollgym.trainer.commands.train  # noqa: F401 - what every run would import
+    import rollgym.trainer.run.train  # noqa: F401 - what every run would import
 
     left: dict[int, int] = {}
     for line in sys.stdin:
@@ -135,7 +135,7 @@ def _fork(arguments: list[str], output: Path, beside: Path) -> int:
 def _keep(beside: Path) -> None:
     """Have this process keep what its inference client says, and what it deletes of the rollout log."""
     from rollgym.trainer.records.rollout_log import RolloutLog
-    from rollgym.trainer.rollout.logged_client import LoggedClient
+    from rollgym.trainer.rollout.log_replay import LoggedClient
 
     settle, make = RolloutLog.settle, LoggedClient.__init__
     archive = beside / ARCHIVE

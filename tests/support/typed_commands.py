@@ -19,15 +19,13 @@ from rollgym.clients.cli.main import client_parser
 from rollgym.clients.protocol.messages import MakeRequest, RegisterRequest, StepRequest
 from rollgym.env_server.cli import server_parser, token_parser
 from rollgym.env_server.common.settings import ConfigurationError
-from rollgym.env_server.common.settings import load_settings as load_server_settings
+from rollgym.env_server.common.settings_loading import load_settings as load_server_settings
 from rollgym.envs.registry import builtin_environments
 from rollgym.sandbox.command import sandbox_parser
-from rollgym.trainer.commands import agent_proxy
-from rollgym.trainer.commands.table import parser_of, split_command
-from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.config.pipelines import check_command
-from rollgym.trainer.config.shipped import shipped_configs
+from rollgym.trainer.config.load import check_command, load_settings, shipped_configs
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.run import agent_proxy
+from rollgym.trainer.run.table import parser_of, split_command
 from tests.support.processes import ROOT
 
 _SYSTEMS = (
@@ -37,7 +35,7 @@ _SYSTEMS = (
 _OTHERS = frozenset({*_SYSTEMS, "pytest", "vllm/bin/pip", "vllm/bin/python", ".ci/run"})
 """Programs of others, and of the shell, whose options are not looked at."""
 
-_OURS_IN_FOLDERS = re.compile(r"(?:\.github|benchmarks|deploy|docs|examples|tests)/[\w./-]+")
+_OURS_IN_FOLDERS = re.compile(r"(?:\.github|benchmarks|deploy|docs|examples|peers|tests)/[\w./-]+")
 _READERS_RUN = ROOT / "examples" / "frozen_lake_ray.yaml"
 """Stands for the configuration that a reader has."""
 _READERS_ENVIRONMENT = "WordHunt-v0"
@@ -275,7 +273,7 @@ def _python(arguments: Sequence[str]) -> bool | None:
     how, what, words = (
         ("-m", *arguments[1:2], arguments[2:]) if is_module else ("", arguments[0], arguments[1:])
     )
-    if not how and not what.startswith("benchmarks/"):
+    if not how and not what.startswith(("benchmarks/", "peers/")):
         if not (ROOT / what).exists() and what != "my_agent.py":
             raise MistakeError(f"{what} is not there")
         return None

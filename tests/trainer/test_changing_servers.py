@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from rollgym.trainer.models.load import save_model
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, build_tiny_tokenizer
 from tests.support.inference_server.running import InferenceServerProcess
 from tests.support.processes import env_server, read_lines, running, start_training
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from rollgym.trainer.cli import main
-from rollgym.trainer.commands import train
+from rollgym.trainer.run import train
 from tests.support.processes import env_server, read_lines
 
 STEPS, GROUPS, MEMBERS, LONG = 3, 2, 2, 10

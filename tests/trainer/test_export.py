@@ -11,17 +11,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rollgym.trainer import cli
-from rollgym.trainer.commands.policy import trained_policy
 from rollgym.trainer.config import checks
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.run_files import WriteError, write_errors
-from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.core.run_files import WriteError, output_lock, write_errors
 from rollgym.trainer.models.load import save_weights
 from rollgym.trainer.models.lora import adapter_tensors, save_adapter
 from rollgym.trainer.models.weights import parameters_of
-from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
+from rollgym.trainer.run.trained_policy import trained_policy
 from tests.support.processes import env_server
 from tests.support.tiny_models import adapted_model, sharp_model
 

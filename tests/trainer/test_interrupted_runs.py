@@ -16,8 +16,8 @@ import pytest
 from rollgym.trainer.cli import main
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.errors import RoleDiedError
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.checkpoint import CheckpointStore
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 from tests.support.processes import ROOT, end, env_server, read_lines, running, start_training, train_until
 
 ROOM = 24_000
@@ -153,6 +153,25 @@ def test_the_second_ctrl_c_ends_at_once(common, tmp_path):
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         assert process.wait(20) == -signal.SIGINT
+
+
+def test_a_ctrl_c_while_the_process_ends_is_no_traceback(tmp_path):
+    program = (
+        "import atexit, sys, time\n"
+        "atexit.register(lambda: (print('at the end', flush=True), time.sleep(60)))\n"
+        "from rollgym.trainer.cli import main\n"
+        "sys.exit(main(['config']))\n"
+    )
+    command = [sys.executable, "-c", program]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, **pipes)
+    with running(process):
+        assert process.stdout is not None
+        assert any("at the end" in line for line in process.stdout)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == -signal.SIGINT
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
 
 
 @pytest.mark.slow
@@ -419,5 +438,5 @@ def test_an_embedded_server_that_dies_is_started_again_and_the_run_goes_on(run, 
     trained = [line["step"] for line in metrics if "loss/policy" in line]
     assert trained == [1, 2, 3, 4]
     ledger = Ledger(tmp_path / "run" / "ledger.jsonl")
-    assert sum(ledger.fate(task) is Fate.TRAINED for task in range(100)) == 4 * 2
+    assert sum(ledger.fate(task) is TaskEvent.TRAINED for task in range(100)) == 4 * 2
     ledger.close()

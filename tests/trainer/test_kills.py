@@ -31,11 +31,11 @@ def logged(run: Path) -> int:
     return sum(path.stat().st_size for path in run.glob("rollout_log/*.log"))
 
 
-def kill_in_mid_turn(forks: TrainingForks, trainer: int, run: Path, grown_by: int) -> None:
+def kill_in_mid_turn(forks: TrainingForks, trainer: int, run: Path, grown_by: int, output: Path) -> None:
     """Kill a trainer once its rollout log has grown by so many bytes."""
     begun, until = logged(run), time.monotonic() + PATIENCE_S
     while logged(run) < begun + grown_by:
-        assert forks.ended(trainer) is None, "it ended before it could be killed"
+        assert forks.ended(trainer) is None, f"ended before it was killed:\n{output.read_text()}"
         assert time.monotonic() < until
         time.sleep(0.002)
     forks.kill(trainer)
@@ -49,7 +49,7 @@ def test_no_token_is_lost_or_drawn_twice(tmp_path):
     with env_server() as url, TrainingForks() as forks:
         arguments = ["--config", str(config), "--env-url", url, f"output_dir={run}"]
         for grown_by in (1, 3000, 9000):
-            kill_in_mid_turn(forks, forks.start(arguments, output, beside), run, grown_by)
+            kill_in_mid_turn(forks, forks.start(arguments, output, beside), run, grown_by, output)
         last = forks.start(arguments, output, beside)
         assert forks.wait(last, PATIENCE_S) == 0, output.read_text()
         account = account_of(run, beside, steps=3, groups_per_step=2)
@@ -74,10 +74,10 @@ def test_no_token_of_a_server_is_lost_or_drawn_twice(tmp_path):
     kills = []
     with env_server() as url, TrainingForks() as forks:
         arguments = ["--config", str(config), "--env-url", url, f"output_dir={run}", "tracking.digests=false"]
-        kill_in_mid_turn(forks, forks.start(arguments, output, beside), run, 1)
+        kill_in_mid_turn(forks, forks.start(arguments, output, beside), run, 1, output)
         kills.append(time.time())
         last = forks.start(arguments, output, beside)
-        until_grown(log, forks, last)
+        until_grown(log, forks, last, output)
         kills.append(time.time())
         assert kill_module(program[-1], run)
         assert forks.wait(last, PATIENCE_S) == 0, output.read_text()
@@ -89,11 +89,11 @@ def test_no_token_of_a_server_is_lost_or_drawn_twice(tmp_path):
     assert servers.drawn == servers.given + servers.cut_off_by_a_kill + servers.under_way_at_the_end
 
 
-def until_grown(log, forks, trainer):
+def until_grown(log: Path, forks: TrainingForks, trainer: int, output: Path) -> None:
     """Wait until a server has drawn more than it had."""
     begun, until = log.stat().st_size, time.monotonic() + PATIENCE_S
     while log.stat().st_size == begun:
-        assert forks.ended(trainer) is None, "it ended before its server could be killed"
+        assert forks.ended(trainer) is None, f"ended before its server was killed:\n{output.read_text()}"
         assert time.monotonic() < until
         time.sleep(0.002)
 
@@ -107,7 +107,7 @@ def deterministic(forks: TrainingForks, arguments: list[str], tmp_path: Path) ->
         words = [*common, f"output_dir={run}", f"rollout.log={setting}"]
         if name == "killed":
             for grown_by in (2000, 6000):
-                kill_in_mid_turn(forks, forks.start(words, output, beside), run, grown_by)
+                kill_in_mid_turn(forks, forks.start(words, output, beside), run, grown_by, output)
         assert forks.wait(forks.start(words, output, beside), PATIENCE_S) == 0, output.read_text()
         digests[name] = [json.loads(line) for line in (run / "digests.jsonl").read_text().splitlines()]
         assert (run / "rollout_log").exists() is (name == "killed")

@@ -12,7 +12,7 @@ import torch
 
 from rollgym.trainer.backends.transport import RankFailedError
 from rollgym.trainer.cli import main
-from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.core.run_files import output_lock
 from tests.support.processes import env_server
 
 LAKE = [
@@ -184,14 +184,15 @@ def test_a_bug_in_a_reward_names_it_and_leaves_its_traceback(capfd, tmp_path):
     assert "int('up')" in (tmp_path / "out" / "traceback.txt").read_text()
 
 
-def test_an_internal_error_asks_for_a_report(capfd, tmp_path, monkeypatch):
-    async def broken(*_):
-        raise ValueError("invalid literal")
+@pytest.mark.parametrize("half", ["", "\udc80"], ids=["text", "half a surrogate pair"])
+def test_an_internal_error_asks_for_a_report(capfd, tmp_path, monkeypatch, half):
+    def broken(_):
+        raise ValueError(f"invalid literal{half}")
 
-    monkeypatch.setattr("rollgym.trainer.commands.train.train", broken)
+    monkeypatch.setattr("rollgym.trainer.run.train.open_run", broken)
     assert main([*LAKE, "output_dir=out"]) == 1
     said = capfd.readouterr().err
-    assert said.startswith("roll-train: internal error, please report it: ValueError: invalid literal (")
+    assert said.startswith("roll-train: internal error, please report it: ValueError: invalid literal")
     assert f"{__file__}, line" in said
     assert "traceback in out/traceback.txt" in said
     assert "invalid literal" in (tmp_path / "out" / "traceback.txt").read_text()
@@ -200,8 +201,8 @@ def test_an_internal_error_asks_for_a_report(capfd, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("command", "function"),
     [
-        ("eval", "rollgym.trainer.commands.policy.evaluate"),
-        ("rollout", "rollgym.trainer.commands.rollout.rollout"),
+        ("eval", "rollgym.trainer.run.trained_policy.evaluate"),
+        ("rollout", "rollgym.trainer.run.rollout.rollout"),
     ],
 )
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory."), MemoryError()])
@@ -236,10 +237,10 @@ def test_playing_without_memory_names_what_takes_less(capfd, monkeypatch, comman
     ids=lambda value: type(value).__name__ if isinstance(value, Exception) else "",
 )
 def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error, said):
-    async def trains(*_, **__):
+    def opens(_):
         raise error
 
-    monkeypatch.setattr("rollgym.trainer.commands.train._train", trains)
+    monkeypatch.setattr("rollgym.trainer.run.train.open_run", opens)
     message = complaint(capfd, "output_dir=out", "optimizer.tokens_per_micro_batch=512")
     assert "memory does not suffice: " in message
     assert said in message
@@ -252,10 +253,10 @@ def test_a_device_without_memory_names_what_takes_less(capfd, monkeypatch, error
 
 
 def test_any_other_error_of_torch_is_an_internal_error(capfd, monkeypatch):
-    async def trains(*_, **__):
+    def opens(_):
         raise RuntimeError("expected all tensors on one device")
 
-    monkeypatch.setattr("rollgym.trainer.commands.train._train", trains)
+    monkeypatch.setattr("rollgym.trainer.run.train.open_run", opens)
     assert main([*LAKE, "output_dir=out"]) == 1
     assert "internal error, please report it: RuntimeError: expected all tensors" in capfd.readouterr().err
 

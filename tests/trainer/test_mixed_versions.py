@@ -7,9 +7,9 @@ import torch
 
 from rollgym.trainer.algorithms.corrections import banded, importance_weights, truncated
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.inference.forwarding import GenerationQueue
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.learn.batches import step_rows, trajectory_rows
 from rollgym.trainer.records.trajectory import Trajectory, Turn
 from rollgym.trainer.rollout.recorder import Recorder
 from rollgym.trainer.tasks.task import Task

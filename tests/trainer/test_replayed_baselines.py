@@ -7,16 +7,10 @@ from pathlib import Path
 import pytest
 
 from rollgym.trainer.cli import main
-from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.core.run_files import run_lock
 from tests.support.processes import env_server, read_lines
 
 STEPS = 2
-
-
-def even_tokens(trajectory) -> list[float]:
-    """A reward that a model of random weights earns, too."""
-    replies = [trajectory.segments[turn.segment].ids[turn.start : turn.end] for turn in trajectory.turns]
-    return [float(sum(token % 2 == 0 for token in reply)) for reply in replies]
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +20,7 @@ def played(tmp_path_factory) -> Path:
         "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 6}}]",
         "prompt={context: single_turn, instruction: none}",
         "rollout={groups_per_step: 2, group_size: 2, max_turns: 6, max_new_tokens: 3}",
-        f"rollout.reward={__name__}:even_tokens",
+        "rollout.reward=tests.support.token_rewards:even_tokens",
         "model={hidden_size: 16, layers: 1, heads: 2, max_length: 96}",
         "algorithm=remax",
         "optimizer.learning_rate=0.02",

@@ -12,19 +12,13 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rollgym.trainer.cli import main
 from rollgym.trainer.models.load import save_model
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.records.trajectory import Trajectory
 from tests.support.inference_server.running import InferenceServer
 from tests.support.processes import read_lines
 
 pytestmark = pytest.mark.slow
 STEPS = 3
-
-
-def even_tokens(trajectory) -> list[float]:
-    """A reward that a model of random weights earns, too."""
-    replies = [trajectory.segments[turn.segment].ids[turn.start : turn.end] for turn in trajectory.turns]
-    return [float(sum(token % 2 == 0 for token in reply)) for reply in replies]
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +74,7 @@ def train(mixture, run, inference) -> int:
         "algorithm={preset: grpo, minibatches: 2, correction: {kind: truncate}}",
         "optimizer={learning_rate: 0.02, router_replay: true}",
         "tracking={tensorboard: false, digests: true}",
-        f"rollout.reward={__name__}:even_tokens",
+        "rollout.reward=tests.support.token_rewards:even_tokens",
         "evaluation={every: 0, sets: {}}",
         "checkpoint={every: 1, keep: 9}",
         f"steps={STEPS}",

@@ -129,7 +129,7 @@ def test_an_asynchronous_run_accounts_for_every_task_after_a_kill(tmp_path, conf
         for line in read_lines(tmp_path / "run" / "episodes.jsonl")
     }
     from rollgym.trainer.config.load import load_settings
-    from rollgym.trainer.tasks.sources import MixtureTaskSource
+    from rollgym.trainer.tasks.task import MixtureTaskSource
 
     settings = load_settings(config)
     source = MixtureTaskSource(settings.tasks, settings.seed)

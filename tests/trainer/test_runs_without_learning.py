@@ -75,7 +75,7 @@ def test_a_run_without_any_optimizer_step_is_no_success(url, tmp_path, capsys, a
     settings = (f"algorithm={{preset: grpo, {algorithm}}}", "steps=3")
     code, said = run(url, tmp_path, capsys, *settings, reward=reward)
     assert code == 2
-    assert f"health: nothing to learn from in step 1: {reason}" in said
+    assert f"health: step 1 had nothing to learn from: {reason}" in said
     assert (
         f"no optimizer step was taken in all 3 steps of this run, so the policy is what it was: {reason}"
         in said
@@ -94,7 +94,7 @@ def test_a_run_whose_episodes_are_all_paid_alike_ends_and_can_go_on(url, tmp_pat
     settings = ("algorithm=grpo", "steps=6")
     code, said = run(url, tmp_path, capsys, *settings, reward="nothing", max_steps_without_learning=3)
     assert code == 2
-    assert "health: nothing to learn from in step 1: every advantage is 0" in said
+    assert "health: step 1 had nothing to learn from: every advantage is 0" in said
     assert "3 steps in a row had nothing to learn from" in said
     rows = [line for line in read_lines(tmp_path / "metrics.jsonl") if "rollout/reward" in line]
     assert [row["health/steps_without_learning"] for row in rows] == [1.0, 2.0, 3.0]
@@ -103,4 +103,4 @@ def test_a_run_whose_episodes_are_all_paid_alike_ends_and_can_go_on(url, tmp_pat
     resumed = ("checkpoint.resume=auto", *settings)
     code, said = run(url, tmp_path, capsys, *resumed, reward="nothing", max_steps_without_learning=None)
     assert code == 0, said
-    assert "health: nothing to learn from since step 1 (now 4)" in said
+    assert "health: steps 1 to 4 had nothing to learn from" in said

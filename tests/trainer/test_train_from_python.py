@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import rollgym
-from rollgym.trainer.commands.learning import _resolved, train
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.run.learning import _resolved, train
 from tests.support.processes import read_lines
 from tests.support.recorded_numbers import undeclared_numbers
 

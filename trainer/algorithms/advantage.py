@@ -9,16 +9,14 @@ from pydantic import Field, PositiveFloat, model_validator
 
 from rollgym.trainer.algorithms.filter_settings import RewardSettings
 from rollgym.trainer.algorithms.modes import WhitenForm
-from rollgym.trainer.core.former_names import with_current_keys
-from rollgym.trainer.core.strict import Settings
+from rollgym.trainer.core.strict import Settings, with_current_keys
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+    from rollgym.trainer.algorithms.batch import RowBatch, TokenStream, TrajectoryBatch
     from rollgym.trainer.algorithms.rewards import TurnValues
     from rollgym.trainer.algorithms.state import AlgorithmState
-    from rollgym.trainer.algorithms.stream import TokenStream
 
 FORMER_KEYS: Mapping[str, str] = MappingProxyType(
     {"token_discount": "gamma", "trace": "gae_lambda", "critic_trace": "critic_gae_lambda"}

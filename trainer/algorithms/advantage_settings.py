@@ -324,7 +324,7 @@ class OptimalTokenAdvantage(Advantage):
     reads_squared_probabilities: ClassVar[bool] = True
 
     zero_tail: bool = Field(
-        True, description="No baseline where only the longest episode of a group still goes on."
+        True, description="No baseline at tokens that only the longest episode of a group has."
     )
     epsilon: PositiveFloat = Field(1e-8, description="Added to the sum of weights (verl: 1e-8).")
 
@@ -403,7 +403,7 @@ class GaeAdvantage(Whitened):
     )
     critic_gae_lambda: Fraction | None = Field(
         None,
-        description="Decay for what the critic learns, where it is another (VC-PPO, VAPO: 1.0); absent: gae_lambda.",
+        description="Decay for the critic's targets (VC-PPO, VAPO: 1.0); absent: gae_lambda.",
     )
     gae_mask: GaeMask = Field(
         "skip",

@@ -1,12 +1,50 @@
-"""Advantages: relative to a group, or from a critic. Statistics are taken in float64."""
+"""Advantages: discounted returns, relative to a group, or from a critic. Statistics are taken in float64.
 
+Several rewards are each relative to its group with GDPO (arXiv:2601.05242).
+"""
+
+from collections.abc import Sequence
 from typing import Literal, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
-from rollgym.trainer.algorithms.modes import Baseline, GaeMask, Scale, WhitenForm
+from rollgym.trainer.algorithms.modes import Baseline, GaeMask, ReturnMask, Scale, WhitenForm
 from rollgym.trainer.core.numbers import NO_DEVIATION
+
+
+def token_returns(
+    rewards: Tensor, mask: Tensor, *, discount: float = 1.0, return_mask: ReturnMask = "skip"
+) -> Tensor:
+    """Return the discounted rewards from each sampled token on, float64 `[rows, tokens]`, zero outside the mask.
+
+    REINFORCE and REINFORCE++ (arXiv:2501.03262) before it whitens.
+
+    Args:
+        rewards: Reward on each token; those outside the mask are not read.
+        mask: True where the policy sampled the token.
+        discount: Gamma.
+        return_mask: What is made of a token outside the mask: `skip` passes over it (verl), `none` discounts by it as
+            by any other (ROLL, slime, OpenRLHF), `reset` forgets all that comes after it, so that a reward reaches
+            its own turn only (verl-agent, verl before 2026).
+    """
+    rewards = torch.where(mask, rewards.double(), 0.0)
+    returns = torch.zeros_like(rewards)
+    running = rewards.new_zeros(len(rewards))
+    for index in reversed(range(rewards.shape[1])):
+        here = mask[:, index]
+        ahead = rewards[:, index] + discount * running
+        returns[:, index] = torch.where(here, ahead, 0.0)
+        match return_mask:
+            case "skip":
+                running = torch.where(here, ahead, running)
+            case "none":
+                running = ahead
+            case "reset":
+                running = torch.where(here, ahead, 0.0)
+            case _:
+                assert_never(return_mask)
+    return returns
 
 
 class GroupStatistics(NamedTuple):
@@ -279,59 +317,6 @@ def bi_level_advantages(
     return advantages, torch.where(mask, advantages + values, 0.0)
 
 
-def normalised_tokens(
-    values: Tensor,
-    mask: Tensor,
-    groups: Tensor,
-    *,
-    mean_level: Literal["batch", "group", "none"] = "batch",
-    std_level: Literal["batch", "group", "none"] = "batch",
-    leave_one_out: bool = False,
-    unbiased: bool = True,
-    epsilon: float = 1e-5,
-) -> Tensor:
-    """Return token numbers less a mean and over a deviation, each of a group or of the batch; zero outside the mask.
-
-    Every token counts once. Deviations are those of what is left once the mean is taken off (AReaL's `Normalization`).
-
-    Args:
-        values: A number per token.
-        mask: Which count.
-        groups: Group of each row, `[rows]`.
-        mean_level: Which tokens the mean is over.
-        std_level: Which tokens the deviation is over; of a single row with unbiased deviations it is 1.
-        leave_one_out: Whether a token's mean is that of the others; a group of one row then has its values as means.
-        unbiased: Divide squares by n - 1.
-        epsilon: Added to the deviation, if values are divided by one.
-    """
-    numbers = torch.where(mask, values.double(), 0.0)
-    _, group = torch.unique(groups, return_inverse=True)
-    centred = numbers
-    if mean_level != "none":
-        which = group if mean_level == "group" else torch.zeros_like(group)
-        total, count = _row_sums(numbers, which)[:, None], _row_sums(mask.double(), which)[:, None]
-        mean = total / count.clamp(min=1)
-        if leave_one_out:
-            mean = (total - numbers) / (count - 1).clamp(min=1)
-            lone = _row_sums(torch.ones_like(mask[:, :1]).double(), which)[:, None] == 1
-            mean = torch.where(lone, numbers, mean)
-        centred = torch.where(mask, numbers - mean, 0.0)
-    if std_level == "none":
-        return centred
-    which = group if std_level == "group" else torch.zeros_like(group)
-    count = _row_sums(mask.double(), which)
-    variance = _row_sums(centred.square(), which) / (count - int(unbiased)).clamp(min=1)
-    lone = (_row_sums(torch.ones_like(mask[:, :1]).double(), which) == 1) & (std_level == "group")
-    deviation = torch.where((lone | (count <= 1)) & unbiased, 1.0, variance.sqrt())
-    return centred / (deviation + epsilon)[:, None]
-
-
-def _row_sums(values: Tensor, which: Tensor) -> Tensor:
-    """Return the sum over all rows of each row's part, `[rows]`."""
-    totals = values.new_zeros(int(which.max()) + 1 if len(which) else 0)
-    return totals.index_add(0, which, values.sum(dim=1))[which]
-
-
 def whitened(
     values: Tensor,
     mask: Tensor,
@@ -368,3 +353,32 @@ def whitened(
             return deviation
         case _:
             assert_never(form)
+
+
+def gdpo_advantages(
+    scores: Tensor,
+    groups: Tensor,
+    *,
+    weights: Sequence[float] | None = None,
+    scale: Scale = "group_std",
+    singleton: Literal["zero", "raw"] = "zero",
+    epsilon: float = 1e-6,
+) -> Tensor:
+    """Return the weighted sum of each reward's advantages in its group, float64 `[trajectories]` (equations 4 and 5).
+
+    The batch's normalisation that follows (equation 6) is `advantages.whitened` over tokens in verl, and
+    `(A - mean) / (deviation + 1e-4)` over trajectories in TRL: `group_advantages` with one group for all.
+
+    Args:
+        scores: A row for each reward, `[rewards, trajectories]`.
+        groups: Group of each trajectory.
+        weights: Of each reward; 1 if None.
+        scale: As in `group_advantages`, and so are the following.
+        singleton: In a group of one.
+        epsilon: Added to deviations.
+    """
+    factors = [1.0] * len(scores) if weights is None else weights
+    total = torch.zeros(scores.shape[1:], dtype=torch.float64)
+    for factor, each in zip(factors, scores, strict=True):
+        total += factor * group_advantages(each, groups, scale=scale, singleton=singleton, epsilon=epsilon)
+    return total

@@ -57,7 +57,6 @@ def aggregate(
     denominators: Denominators,
     horizon: int | None = None,
     lengths: Tensor | None = None,
-    weights: Tensor | None = None,
 ) -> Tensor:
     """Return this part's share of the aggregated loss; the shares of all parts add up to the whole.
 
@@ -71,14 +70,11 @@ def aggregate(
         denominators: Counts of the whole batch.
         horizon: The constant length of `seq-mean-token-sum-norm`.
         lengths: Sampled tokens of the sequence that each row is of, `[rows]`; every row is one of its own if None.
-        weights: Weight of each row, `[rows]`; denominators do not know of it.
 
     Raises:
         ValueError: If the mode needs a horizon and there is none.
     """
     values = torch.where(mask, values, 0.0)
-    if weights is not None:
-        values = values * weights[:, None]
     rows = max(denominators.rows, 1)
     match mode:
         case "token-mean":

@@ -17,7 +17,6 @@ from rollgym.trainer.algorithms.ratio import segment_max, segment_sum
 
 _LOG_WEIGHT_LIMIT = 20.0
 _SMALLEST_PROBABILITY = 1e-6
-_SMALLEST_MIXTURE = 1e-10
 
 
 def importance_weights(
@@ -188,20 +187,14 @@ def _counts(like: Tensor, mask: Tensor, segment: Tensor) -> Tensor:
     return segment_sum(torch.ones_like(like), mask, segment).clamp(min=1)
 
 
-def interpolated_logprobs(
-    logprobs: Tensor, behaviour_logprobs: Tensor, shares: Tensor, *, linear: bool = False
-) -> Tensor:
+def interpolated_logprobs(logprobs: Tensor, behaviour_logprobs: Tensor, shares: Tensor) -> Tensor:
     """Return a guess at the log-probabilities at the start of an update, without a forward pass (AReaL's loglinear).
 
     Args:
         logprobs: Log-probabilities under the policy in training; no gradient goes through them.
         behaviour_logprobs: Log-probabilities recorded when the tokens were sampled.
         shares: How far on the way from the one to the other each token is; see `version_shares`.
-        linear: Whether probabilities are interpolated, and not their logarithms (AReaL's linear).
     """
-    if linear:
-        mixed = (1 - shares) * behaviour_logprobs.exp() + shares * logprobs.detach().exp()
-        return torch.log(mixed + _SMALLEST_MIXTURE)
     return behaviour_logprobs + shares * (logprobs.detach() - behaviour_logprobs)
 
 

@@ -7,12 +7,9 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.advantage import TokenCredit, TurnCredit, Update
-from rollgym.trainer.algorithms.advantages import group_statistics, whitened
-from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch, required
-from rollgym.trainer.algorithms.episodes import EpisodeChoice, choose_episodes
-from rollgym.trainer.algorithms.filters import FilterResult, filter_groups
+from rollgym.trainer.algorithms.advantages import group_statistics, token_returns, whitened
+from rollgym.trainer.algorithms.batch import RowBatch, TokenStream, TrajectoryBatch, required
 from rollgym.trainer.algorithms.kl import centred_kl_advantages, kl_estimate
-from rollgym.trainer.algorithms.returns import token_returns
 from rollgym.trainer.algorithms.rewards import (
     TurnValues,
     normalised_rewards,
@@ -20,9 +17,9 @@ from rollgym.trainer.algorithms.rewards import (
     turn_charges,
     turn_rewards,
 )
+from rollgym.trainer.algorithms.selection import EpisodeChoice, FilterResult, choose_episodes, filter_groups
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.state import AlgorithmState
-from rollgym.trainer.algorithms.stream import TokenStream
 from rollgym.trainer.algorithms.turn_credit import returns_of, total_scores
 
 

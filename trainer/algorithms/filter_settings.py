@@ -39,7 +39,7 @@ class ResampledEpisodes(Settings):
     size: Count = Field(description="Episodes of each group that are kept; the paper plays twice as many.")
     score_threshold: float = Field(0.0, description="An episode is a success if its return is above this.")
     at_least: Annotated[int, Field(ge=0, le=1_000_000)] = Field(
-        1, description="Successes, and failures, that are kept at least, where there are so many."
+        1, description="Least number of successes, and of failures, that are kept, if there are as many."
     )
 
 

@@ -115,7 +115,20 @@ class ZeroVarianceFilter(GroupwiseFilter):
         }
 
 
-class SuccessRangeFilter(GroupwiseFilter):
+class RangeFilter(GroupwiseFilter):
+    """What filters have in common that keep groups between two bounds."""
+
+    above: float
+    below: float
+
+    @model_validator(mode="after")
+    def _range_is_one(self) -> Self:
+        if self.above >= self.below:
+            raise ValueError("above must be smaller than below")
+        return self
+
+
+class SuccessRangeFilter(RangeFilter):
     """Drop groups whose share of solved episodes is not between two bounds: by default all solved, and none."""
 
     kind: Literal["success_range"]
@@ -126,19 +139,13 @@ class SuccessRangeFilter(GroupwiseFilter):
     above: Fraction = Field(0.0, description="The share must be larger than this.")
     below: Fraction = Field(1.0, description="The share must be smaller than this.")
 
-    @model_validator(mode="after")
-    def _range_is_one(self) -> Self:
-        if self.above >= self.below:
-            raise ValueError("above must be smaller than below")
-        return self
-
     def kept(self, groups: JudgedGroups) -> set[int]:
         """Return the groups that are trained on."""
         share = groups.means([float(flag) for flag in groups.solved])
         return {group for group in groups.sizes if self.above < share[group] < self.below}
 
 
-class ScoreRangeFilter(GroupwiseFilter):
+class ScoreRangeFilter(RangeFilter):
     """Drop groups whose mean return is not between two bounds (ROLL's difficulty_mask and mean_filter)."""
 
     kind: Literal["score_range"]
@@ -146,12 +153,6 @@ class ScoreRangeFilter(GroupwiseFilter):
 
     above: float = Field(0.0, description="The mean must be larger than this.")
     below: float = Field(1.0, description="The mean must be smaller than this.")
-
-    @model_validator(mode="after")
-    def _range_is_one(self) -> Self:
-        if self.above >= self.below:
-            raise ValueError("above must be smaller than below")
-        return self
 
     def kept(self, groups: JudgedGroups) -> set[int]:
         """Return the groups that are trained on."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.modes import KLEstimator
-from rollgym.trainer.algorithms.returns import token_returns
 
 _LOG_RATIO_LIMIT = 20.0
 _K3_LIMIT = 10.0
@@ -69,9 +68,7 @@ def kl_estimate(
     return value if log_ratio is None or weighted else value * log_ratio.exp()
 
 
-def centred_kl_advantages(
-    logprobs: Tensor, reference: Tensor, mask: Tensor, coefficient: float, *, discount: float = 0.0
-) -> Tensor:
+def centred_kl_advantages(logprobs: Tensor, reference: Tensor, mask: Tensor, coefficient: float) -> Tensor:
     """Return what a KL penalty adds to the advantage of each token, `[rows, tokens]`, zero outside the mask.
 
     `c (mean(d) - d)` with d = logprobs - reference and the mean over all tokens of the batch: a penalty with a
@@ -82,9 +79,7 @@ def centred_kl_advantages(
         reference: Log-probabilities under the reference policy.
         mask: Which tokens count.
         coefficient: c.
-        discount: Above 0 each token has the discounted sum of its own and those after it.
     """
     difference = torch.where(mask, logprobs.detach().double() - reference.detach().double(), 0.0)
     mean = difference.sum() / mask.sum().clamp(min=1)
-    charges = torch.where(mask, coefficient * (mean - difference), 0.0)
-    return token_returns(charges, mask, discount=discount, return_mask="none") if discount else charges
+    return torch.where(mask, coefficient * (mean - difference), 0.0)

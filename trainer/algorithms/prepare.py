@@ -10,7 +10,7 @@ from typing import assert_never
 import torch
 from torch import Tensor
 
-from rollgym.trainer.algorithms.batch import StepTokens
+from rollgym.trainer.algorithms.batch import StepTokens, TokenStream
 from rollgym.trainer.algorithms.corrections import (
     banded,
     importance_weights,
@@ -20,7 +20,6 @@ from rollgym.trainer.algorithms.corrections import (
 )
 from rollgym.trainer.algorithms.losses import ppo_surrogate
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
-from rollgym.trainer.algorithms.stream import TokenStream
 from rollgym.trainer.algorithms.surrogates import PpoSurrogate
 from rollgym.trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
 from rollgym.trainer.algorithms.user_functions import left_alone

@@ -6,13 +6,10 @@ from typing import Any
 
 from rollgym.suggestions import near_names
 from rollgym.trainer.algorithms.advantage import by_current_keys
-from rollgym.trainer.algorithms.papers import groups, surrogates, turns
-from rollgym.trainer.algorithms.papers.paper import Paper
+from rollgym.trainer.algorithms.papers import ALL_PAPERS, Paper
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 
-PAPERS: Mapping[str, Paper] = MappingProxyType(
-    {paper.name: paper for paper in (*groups.PAPERS, *surrogates.PAPERS, *turns.PAPERS)}
-)
+PAPERS: Mapping[str, Paper] = MappingProxyType({paper.name: paper for paper in ALL_PAPERS})
 """The presets with their sources."""
 
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from rollgym.trainer.algorithms.batch import TrajectoryBatch
+from rollgym.trainer.algorithms.batch import TokenStream, TrajectoryBatch
 from rollgym.trainer.algorithms.filter_settings import RewardSettings
-from rollgym.trainer.algorithms.state import Moments
-from rollgym.trainer.algorithms.stream import TokenStream
+from rollgym.trainer.algorithms.state import RunningMoments
 
 TurnValues = list[list[float]]
 _EPSILON = 1e-6
@@ -46,7 +45,7 @@ def turn_rewards(settings: RewardSettings, batch: TrajectoryBatch) -> TurnValues
     return composed
 
 
-def normalised_rewards(settings: RewardSettings, rewards: TurnValues, so_far: Moments) -> TurnValues:
+def normalised_rewards(settings: RewardSettings, rewards: TurnValues, so_far: RunningMoments) -> TurnValues:
     """Return rewards divided by the deviation of returns; with `normalise_mean` the last turn's less the scaled mean.
 
     If the deviation is 0, rewards are not divided.
@@ -60,7 +59,7 @@ def normalised_rewards(settings: RewardSettings, rewards: TurnValues, so_far: Mo
         return rewards
     moments = so_far
     if settings.normalise == "batch":
-        moments = Moments().taking([sum(turns) for turns in rewards])
+        moments = RunningMoments().taking([sum(turns) for turns in rewards])
     factor = 1 / (moments.deviation + _EPSILON) if moments.deviation > _EPSILON else 1.0
     scaled = [[factor * reward for reward in turns] for turns in rewards]
     if settings.normalise_mean:

@@ -9,7 +9,6 @@ from typing import Any, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
-from rollgym.trainer.algorithms.correction_presets import correction_named
 from rollgym.trainer.algorithms.filter_settings import AllEpisodes, EpisodeSettings, RewardSettings
 from rollgym.trainer.algorithms.group_filters import FilterSettings, NoFilter
 from rollgym.trainer.algorithms.loss_settings import (
@@ -28,6 +27,7 @@ from rollgym.trainer.algorithms.token_settings import (
     Rejection,
     SelectionSettings,
     TruncateCorrection,
+    correction_named,
 )
 from rollgym.trainer.core.strict import Amount, Settings
 

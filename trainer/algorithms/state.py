@@ -18,14 +18,14 @@ LARGEST_CHANGE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Moments:
+class RunningMoments:
     """Count, mean and summed squared deviations of returns so far (Welford's)."""
 
     count: float = 0.0
     mean: float = 0.0
     squares: float = 0.0
 
-    def taking(self, values: Sequence[float]) -> "Moments":
+    def taking(self, values: Sequence[float]) -> "RunningMoments":
         """Return the moments with these values taken in (Chan, Golub and LeVeque 1983)."""
         if not values:
             return self
@@ -33,7 +33,7 @@ class Moments:
         mean = math.fsum(values) / count
         squares = math.fsum((value - mean) ** 2 for value in values)
         total, apart = self.count + count, mean - self.mean
-        return Moments(
+        return RunningMoments(
             total,
             self.mean + apart * count / total,
             self.squares + squares + apart**2 * self.count * count / total,
@@ -46,7 +46,7 @@ class Moments:
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
+class SuccessEstimate:
     """What is known of one task's or domain's success.
 
     Attributes:
@@ -78,9 +78,9 @@ class AlgorithmState:
     """
 
     kl_coefficient: float | None = None
-    returns: Moments = Moments()
+    returns: RunningMoments = RunningMoments()
     moved: float = 0.0
-    worths: Mapping[str, Worth] = field(default_factory=dict)
+    worths: Mapping[str, SuccessEstimate] = field(default_factory=dict)
     baselines: Mapping[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
@@ -107,9 +107,9 @@ class AlgorithmState:
         try:
             return cls(
                 kl_coefficient=data["kl_coefficient"],
-                returns=Moments(*data["returns"]),
+                returns=RunningMoments(*data["returns"]),
                 moved=float(data["moved"]),
-                worths={str(key): Worth(*parts) for key, parts in data["worths"].items()},
+                worths={str(key): SuccessEstimate(*parts) for key, parts in data["worths"].items()},
                 baselines={str(key): float(value) for key, value in data.get("baselines", {}).items()},
             )
         except (KeyError, TypeError, AttributeError) as error:
@@ -145,12 +145,12 @@ def adapted_coefficient(coefficient: float, measured: float, episodes: int, sett
     return coefficient * max(1 + error * episodes / settings.horizon, 0.0)
 
 
-def worth_of(settings: "SpoAdvantage", state: AlgorithmState, key: str) -> Worth:
+def worth_of(settings: "SpoAdvantage", state: AlgorithmState, key: str) -> SuccessEstimate:
     """Return what a task or domain is known to be worth: the prior, if it was never played."""
     if (known := state.worths.get(key)) is not None:
         return known
     weight = 1 / (1 - settings.rho_low)  # as much as a tracker that forgets the fastest holds
-    return Worth(weight * settings.prior, weight * (1 - settings.prior), state.moved)
+    return SuccessEstimate(weight * settings.prior, weight * (1 - settings.prior), state.moved)
 
 
 def kept_share(settings: "SpoAdvantage", distance: float) -> float:
@@ -189,7 +189,7 @@ def with_outcomes(
         kept = kept_share(settings, state.moved - known.moved)
         earned = [min(max(value, 0.0), 1.0) for name, value in zip(keys, returns, strict=True) if name == key]
         worths.pop(key, None)
-        worths[key] = Worth(
+        worths[key] = SuccessEstimate(
             kept * known.successes + sum(earned),
             kept * known.failures + len(earned) - sum(earned),
             state.moved,

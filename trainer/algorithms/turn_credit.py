@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.advantage import TurnCredit, Update
-from rollgym.trainer.algorithms.advantages import group_advantages, informative_factor
+from rollgym.trainer.algorithms.advantages import gdpo_advantages, group_advantages, informative_factor
 from rollgym.trainer.algorithms.batch import TrajectoryBatch
 from rollgym.trainer.algorithms.filter_settings import RewardSettings
-from rollgym.trainer.algorithms.gdpo import gdpo_advantages
 from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from rollgym.trainer.algorithms.hgpo import hgpo_advantages
 from rollgym.trainer.algorithms.rewards import (

@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from rollgym.trainer.algorithms.distillation import divergence, with_rest
 from rollgym.trainer.algorithms.modes import Divergence
 from rollgym.trainer.backends.base import EntropyMode
-from rollgym.trainer.backends.heads import LOGITS_AT_ONCE, Head, in_parts
-from rollgym.trainer.backends.logits_reader import LogitsReader
-from rollgym.trainer.backends.prefix_layout import SharedTokens
+from rollgym.trainer.backends.heads import LOGITS_AT_ONCE, Head, LogitsReader, in_parts
+from rollgym.trainer.backends.prefix_cache import SharedTokens
 from rollgym.trainer.backends.routing import RoutedModel
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.pictures import ImageTensors

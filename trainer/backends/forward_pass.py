@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
-from rollgym.trainer.backends.batching import length_buckets, packed_buckets, pad_rows
+from rollgym.trainer.backends.batching import Bucket, Plans, length_buckets, packed_buckets, pad_rows
 from rollgym.trainer.backends.heads import Head
-from rollgym.trainer.backends.prefix_layout import SharedTokens
-from rollgym.trainer.backends.prefix_plan import Bucket, Plans
+from rollgym.trainer.backends.prefix_cache import SharedTokens
 from rollgym.trainer.backends.prefix_tree import CallCosts, rows_apart
 from rollgym.trainer.backends.routing import packed_experts
 from rollgym.trainer.models.packed_attention import take_packed_rows

@@ -1,12 +1,13 @@
 """Training on several ranks with torch's own sharding: FSDP2, and tensor parallelism if the model has a plan."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     MixedPrecisionPolicy,
@@ -14,30 +15,118 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+from transformers import PreTrainedModel
 
-from rollgym.trainer.backends.dtensor_pieces import DTensorPieces, local_of, whole_of
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, bodies_of, compiler_of, layers_of
-from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
-from rollgym.trainer.backends.packing import PackedRows, packs_rows
-from rollgym.trainer.backends.prefix_costs import sharing_costs
-from rollgym.trainer.backends.prefix_tree import CallCosts
-from rollgym.trainer.backends.rank_group import RankGroup
-from rollgym.trainer.backends.sharded import ShardedBackend
-from rollgym.trainer.backends.sharded_model import ShardedModel
-from rollgym.trainer.backends.sharded_optimizer import (
+from rollgym.trainer.backends.optimizer import (
     Applied,
+    Schedule,
     by_paths,
     checked_groups,
+    make_optimizer,
     path_of,
     place_of,
     plain_state,
     what_broke,
 )
-from rollgym.trainer.backends.tensor_parallel import divide_layers
-from rollgym.trainer.backends.whole_model import WholeModel, divided_like
+from rollgym.trainer.backends.packing import PackedRows, sharing_and_packing
+from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.sharded import ShardedBackend, ShardedModel
+from rollgym.trainer.backends.weight_pieces import DTensorPieces, WholeModel, divided_like, local_of, whole_of
 from rollgym.trainer.config.optimizer import OptimizerSettings
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.lora import has_adapters
+
+_PER_HEAD = "replicated_with_grad_allreduce"
+
+
+def _divide_layers(model: nn.Module, group: RankGroup) -> list[str]:
+    """Divide a model's layers over the tensor-parallel ranks.
+
+    Embeddings and the output head stay whole in each of them.
+
+    Args:
+        model: A language model, or a critic with one as its body; it is changed in place.
+        group: The ranks.
+
+    Returns:
+        Names of the weights that each rank holds whole, but uses for its own heads only: their gradients are parts of a
+        sum over these ranks.
+
+    Raises:
+        ConfigError: If the model has no plan that is known here, or its heads do not divide.
+    """
+    parts = group.tensor.size()
+    if parts == 1:
+        return []
+    partial: list[str] = []
+    for body in bodies_of(model):
+        core = body.base_model
+        prefix = next(name for name, module in model.named_modules() if module is core)
+        plan = layer_plan(body, parts)
+        for name, module in core.named_modules():
+            style = plan.get(_pattern(name))
+            if style == _PER_HEAD:
+                partial += [_joined(prefix, name, own) for own, _ in module.named_parameters()]
+            elif style is not None:
+                parallelize_module(module, group.tensor, _style(style))
+    return partial
+
+
+def layer_plan(body: PreTrainedModel, parts: int) -> Mapping[str, str]:
+    """Return how each kind of layer is divided, by names with `*` in place of numbers.
+
+    Args:
+        body: A language model.
+        parts: Tensor-parallel ranks.
+
+    Raises:
+        ConfigError: If it cannot be divided into so many parts by what is known here.
+    """
+    name = type(body).__name__
+    if has_adapters(body):
+        raise ConfigError(
+            f"backend.mesh.tensor {parts}: adapters (model.lora) are not divided by tensor parallelism here: set "
+            "backend.mesh.tensor=1, or train all weights"
+        )
+    plan = getattr(body.config, "base_model_tp_plan", None) or {}
+    if not plan:
+        raise ConfigError(
+            f"backend.mesh.tensor {parts}: the library has no plan to divide {name}: set backend.mesh.tensor=1"
+        )
+    if unknown := sorted(set(plan.values()) - {"colwise", "rowwise", _PER_HEAD}):
+        raise ConfigError(
+            f"backend.mesh.tensor {parts}: the plan of {name} divides layers in a way that is not known here "
+            f"({', '.join(unknown)}): set backend.mesh.tensor=1"
+        )
+    for key in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
+        count = getattr(body.config, key, parts)
+        if count % parts:
+            raise ConfigError(
+                f"backend.mesh.tensor {parts} does not divide {key} {count} of {name}: take a number that does"
+            )
+    return plan
+
+
+def _style(name: str) -> ParallelStyle:
+    return ColwiseParallel() if name == "colwise" else RowwiseParallel()
+
+
+def _pattern(name: str) -> str:
+    return re.sub(r"\.\d+(?=\.|$)", ".*", name)
+
+
+def _joined(*parts: str) -> str:
+    return ".".join(part for part in parts if part)
+
 
 _TINY = 1e-6
 """Added to the norm that gradients are clipped by, as torch's own clipping has it."""
@@ -206,17 +295,14 @@ def fsdp2_model(
     """
 
     def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return (
-            sharing_costs(each, shared_prefixes, group.device),
-            packs_rows(each, packed_rows, group.device, dtype),
-        )
+        return sharing_and_packing(each, shared_prefixes, packed_rows, group.device, dtype)
 
     whole = WholeModel(head, group, look)
     head = whole.shell
     costs, packs = look(head)
     for parameter in head.parameters():
         parameter.requires_grad = False
-    divide_layers(head.model, group)
+    _divide_layers(head.model, group)
     shard(whole, group, dtype, cpu_offload=cpu_offload)
     pieces = DTensorPieces(head, dict(head.model.named_parameters()))
     return ShardedModel(
@@ -262,15 +348,14 @@ def fsdp2_backend(
     """
 
     def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return (
-            sharing_costs(each, optimizer.shared_prefixes, group.device),
-            packs_rows(each, optimizer.packed_rows, group.device, dtype),
+        return sharing_and_packing(
+            each, optimizer.shared_prefixes, optimizer.packed_rows, group.device, dtype
         )
 
     whole = WholeModel(head, group, look)
     head = whole.shell
     costs, packs = look(head)
-    partial = divide_layers(head.model, group)
+    partial = _divide_layers(head.model, group)
     layers = CompiledLayers(head, compiler_of(compiled, group.device))
     shard(whole, group, dtype, cpu_offload=cpu_offload)
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}

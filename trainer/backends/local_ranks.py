@@ -16,9 +16,10 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from rollgym.clients.process.python_module import python_module
+from rollgym.clients.process.modules import python_module
 from rollgym.trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
 from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_files import write_errors
 
 _LAST_LINES = 12
 _LINE_WIDTH = 300
@@ -84,8 +85,10 @@ class LocalRanks:
         Raises:
             RankDiedError: If one of them does not start.
             RunError: If one of them takes too long.
+            WriteError: If the disk does not take what they say.
         """
-        self._logs.mkdir(parents=True, exist_ok=True)
+        with write_errors(self._logs):
+            self._logs.mkdir(parents=True, exist_ok=True)
         try:
             for number in range(world_size):
                 self._ranks.append(self._started(number, world_size))
@@ -133,9 +136,11 @@ class LocalRanks:
             self._ranks, self._threads_of_ranks = [], []
 
     def _started(self, number: int, world_size: int) -> _Rank:
-        ours, theirs = socket.socketpair()
         log = self._logs / f"rank_{number}.log"
-        with theirs, log.open("ab") as said:
+        with write_errors(log):
+            said = log.open("ab")
+        ours, theirs = socket.socketpair()
+        with theirs, said:
             environment = _environment(number, world_size, self._threads, self._device_of(number))
             process = self._launched(theirs.fileno(), said.fileno(), environment)
         return _Rank(number, process, Connection(ours.detach()), log)

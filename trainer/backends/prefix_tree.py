@@ -1,7 +1,9 @@
 """Rows that begin alike as a tree, so that each of its tokens goes through the model once. Pure.
 
-Paths that begin alike share *segments*: the model computes a segment once, and the segments behind it read its keys and
-values. A tree of more segments saves tokens and makes more calls; what those cost is for `CallCosts` to say.
+A row that is the beginning of another one needs no computing of its own: a causal model gives its tokens the same
+states. The remaining rows are the *paths*. Paths that begin alike share *segments*: the model computes a segment once,
+and the segments behind it read its keys and values. A tree of more segments saves tokens and makes more calls; what
+those cost is for `CallCosts` to say.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,7 +14,54 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rollgym.trainer.backends.prefix_paths import Paths
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Rows in an order in which those that begin alike are neighbours, without the beginnings of others.
+
+    Attributes:
+        row: A row that each path is equal to.
+        shared: Tokens that each path has in common with the one before it; 0 for the first.
+        of_row: The path that each row is a beginning of.
+    """
+
+    row: Sequence[int]
+    shared: Sequence[int]
+    of_row: Sequence[int]
+
+
+def paths_of(ids: Sequence[Ids]) -> Paths:
+    """Return the paths of rows."""
+    # Bytes compare like the numbers, and much faster than those one after the other.
+    keys = [row.astype(">i8").tobytes() for row in ids]
+    order = sorted(range(len(ids)), key=keys.__getitem__)
+    row: list[int] = []
+    shared: list[int] = []
+    of_row = [0] * len(ids)
+    common = 0
+    for index, number in enumerate(order):
+        of_row[number] = len(row)
+        if index + 1 < len(order):
+            following = ids[order[index + 1]]
+            ahead = _common(ids[number], following)
+            if ahead == len(ids[number]):
+                # It is how the next one begins, so that one has as much in common with the path before as this.
+                common = min(common, ahead)
+                continue
+        row.append(number)
+        shared.append(common)
+        common = ahead if index + 1 < len(order) else 0
+    return Paths(row, shared, of_row)
+
+
+def _common(one: Ids, two: Ids) -> int:
+    length = min(len(one), len(two))
+    different = one[:length] != two[:length]
+    first = int(different.argmax()) if length else 0
+    return first if length and different[first] else length
+
 
 _THRESHOLDS = (8, 32, 128, 512, 2048)
 """Tokens that a segment must save to be computed apart: of the trees that these give, the cheapest is taken."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from rollgym.trainer.backends.prefix_plan import Plans
+from rollgym.trainer.backends.batching import Plans
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from rollgym.trainer.algorithms.aggregation import merge
-from rollgym.trainer.backends.balance import balanced, balanced_trees, row_cost
 from rollgym.trainer.backends.base import (
     Digest,
     EntropyMode,
@@ -23,6 +22,7 @@ from rollgym.trainer.backends.base import (
     TokenCounts,
     TrainRow,
 )
+from rollgym.trainer.backends.batching import balanced, balanced_trees, row_cost
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.transport import (
     MakeBackend,
@@ -346,8 +346,8 @@ class RankedBackend:
         shapes = {path: (tuple(tensor.shape), tensor.dtype) for path, tensor in tensors}
         self._all("begin_load", plain, shapes)
         for path, tensor in tensors:
-            others = [(path, None)] * (self._ranks.mesh.size - 1)
-            self._asked("load", [(path, tensor), *others])
+            contents = [tensor, *[None] * (self._ranks.mesh.size - 1)]
+            self._ranks.each("ask", [(self._name, "load", path, each) for each in contents])
         self._all("end_load")
 
     def _divided(self, rows: Sequence[TrainRow]) -> list[list[int]]:
@@ -358,8 +358,10 @@ class RankedBackend:
 
     def _each_part(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Have the ranks of each part of the batch compute it, and return an answer for each part."""
+        self._before_use(self)
         mesh = self._ranks.mesh
-        answers = self._asked(method, [arguments[mesh.data_rank(rank)] for rank in range(mesh.size)])
+        parts = [arguments[mesh.data_rank(rank)] for rank in range(mesh.size)]
+        answers = self._ranks.each("ask", [(self._name, method, *given) for given in parts])
         return [answers[rank] for rank in range(mesh.size) if mesh.speaks(rank)]
 
     def _stream(self, method: str) -> Iterator[tuple[str, Any]]:
@@ -369,10 +371,6 @@ class RankedBackend:
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         self._before_use(self)
         return self._ranks.everywhere("ask", self._name, method, *arguments)
-
-    def _asked(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        self._before_use(self)
-        return self._ranks.each("ask", [(self._name, method, *given) for given in arguments])
 
 
 class _Pieces:

@@ -9,10 +9,7 @@ from torch import Tensor
 
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.forward_pass import ForwardPass
-from rollgym.trainer.backends.heads import Head
-from rollgym.trainer.backends.prefix_plan import Plans
-from rollgym.trainer.backends.prefix_tree import CallCosts
-from rollgym.trainer.backends.sharded_model import ShardedModel
+from rollgym.trainer.backends.sharded import ShardedModel
 from rollgym.trainer.models.lora import adapter_tensors, adapters_as, adapters_off
 from rollgym.trainer.models.weights import load_weights, parameters_of
 from rollgym.trainer.records.pieces import SavedPieces, read_pieces, whole_state, write_pieces
@@ -22,23 +19,11 @@ class FrozenModel:
     """A model of its own that stays as it is.
 
     Args:
-        head: The model and what is read off it.
-        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
-        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
-        plans: Plans of rows that other models compute too.
-        packs: Whether rows are computed behind each other, without padding.
+        forward_pass: Computes the model's outputs.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        tokens_per_micro_batch: int,
-        costs: CallCosts | None = None,
-        plans: Plans | None = None,
-        *,
-        packs: bool = False,
-    ) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans, packs=packs)
+    def __init__(self, forward_pass: ForwardPass) -> None:
+        self._pass = forward_pass
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""
@@ -67,27 +52,14 @@ class PolicyWithoutAdapters:
     It must not be called while another caller computes with the policy.
 
     Args:
-        head: The policy and what is read off it.
-        tokens_per_micro_batch: Tokens of a micro-batch, padding included.
-        costs: Of the model's calls, where tokens of rows that begin alike go through the model once.
+        forward_pass: Computes the policy's outputs.
         warm: Whether adapters were trained before the run began. They are kept then.
-        plans: Plans of rows that other models compute too.
-        packs: Whether rows are computed behind each other, without padding.
     """
 
-    def __init__(
-        self,
-        head: Head,
-        tokens_per_micro_batch: int,
-        costs: CallCosts | None = None,
-        plans: Plans | None = None,
-        *,
-        warm: bool,
-        packs: bool = False,
-    ) -> None:
-        self._pass = ForwardPass(head, tokens_per_micro_batch, costs, plans, packs=packs)
-        model = head.model
-        self._start = {name: tensor.clone() for name, tensor in adapter_tensors(model)} if warm else None
+    def __init__(self, forward_pass: ForwardPass, *, warm: bool) -> None:
+        self._pass = forward_pass
+        adapters = adapter_tensors(forward_pass.model)
+        self._start = {name: tensor.clone() for name, tensor in adapters} if warm else None
 
     def forward(self, rows: Sequence[TrainRow]) -> list[Tensor]:
         """Return the outputs of each row, float32 `[tokens]`, zero outside its mask, without gradient."""

@@ -20,16 +20,14 @@ from rollgym.trainer.backends.base import (
     StepReport,
     TrainRow,
 )
+from rollgym.trainer.backends.batching import Bucket, Plans
 from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing, compiler_of
-from rollgym.trainer.backends.optimizer import Schedule, make_optimizer
-from rollgym.trainer.backends.packing import packs_rows
-from rollgym.trainer.backends.prefix_costs import sharing_costs
-from rollgym.trainer.backends.prefix_plan import Bucket, Plans
-from rollgym.trainer.backends.skipping import LOSS, gradient_named
+from rollgym.trainer.backends.optimizer import LOSS_NOT_FINITE, Schedule, gradient_named, make_optimizer
+from rollgym.trainer.backends.packing import sharing_and_packing
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.models.device_memory import give_back, peak_bytes
+from rollgym.trainer.models.device import give_back, peak_bytes
 from rollgym.trainer.models.load import save_weights
 from rollgym.trainer.models.lora import has_adapters, is_adapter, save_adapter
 from rollgym.trainer.models.weights import hub_tensors, parameters_of
@@ -76,8 +74,9 @@ class TorchBackend:
         self._steps = 0
         self._has_stepped = False
         self._masters = MasterWeights(head.model, dtype)
-        costs = sharing_costs(head, optimizer.shared_prefixes, head.body.device)
-        packs = packs_rows(head, optimizer.packed_rows, head.body.device, dtype)
+        costs, packs = sharing_and_packing(
+            head, optimizer.shared_prefixes, optimizer.packed_rows, head.body.device, dtype
+        )
         self._pass = ForwardPass(head, optimizer.micro_batch_tokens, costs, plans, packs=packs)
         self._optimizer = make_optimizer(optimizer, self._masters.trained, schedule.rate(0))
         self._checkpointing = GradientCheckpointing(head.model, enabled=gradient_checkpointing)
@@ -117,7 +116,14 @@ class TorchBackend:
         The losses of micro-batches are shares of one sum, so their gradients add up whatever the cut. The schedule of
         the learning rate advances in either case: it counts the run's steps.
         """
-        computed = self._with_gradients(rows, loss, entropy, keep_outputs=keep_outputs)
+        while (computed := self._with_gradients(rows, loss, entropy, keep_outputs=keep_outputs)) is None:
+            # Only here nothing holds the tensors any more that were computed.
+            self._pass.halve()
+            give_back(self._pass.device)
+            _log.warning(
+                "memory does not suffice for the micro-batches that were planned: they have %s tokens from now on",
+                self._pass.tokens_per_micro_batch,
+            )
         finite, kept = computed.finite, computed.kept
         trained = self._masters.trained
         norm = torch.nn.utils.get_total_norm([each.grad for each in trained if each.grad is not None])
@@ -127,7 +133,7 @@ class TorchBackend:
         outputs = None if kept is None else kept.by_row()
         tokens = self._pass.tokens(rows, computed.buckets)
         if not bool(finite & norm.isfinite()):
-            broken = LOSS if not bool(finite) else gradient_named(self._broken_gradient())
+            broken = LOSS_NOT_FINITE if not bool(finite) else gradient_named(self._broken_gradient())
             self._optimizer.zero_grad(set_to_none=True)
             return StepReport({}, float(norm), False, outputs, tokens, broken)
         torch.nn.utils.clip_grads_with_norm_(trained, self._settings.gradient_clip, norm)
@@ -141,41 +147,29 @@ class TorchBackend:
 
     def _with_gradients(
         self, rows: Sequence[TrainRow], loss: LossFunction, entropy: EntropyMode, *, keep_outputs: bool
-    ) -> "_Computed":
-        """Compute a batch and its gradients, in smaller micro-batches where those that were planned find no room."""
-        while True:
-            self._optimizer.zero_grad(set_to_none=True)
-            self._masters.forget()
-            try:
-                return self._all_micro_batches(rows, loss, entropy, keep_outputs=keep_outputs)
-            except torch.OutOfMemoryError:
-                if not self._may_halve():
-                    raise
-            # Only here nothing holds the tensors any more that were computed.
-            self._pass.halve()
-            give_back(self._pass.device)
-            _log.warning(
-                "memory does not suffice for the micro-batches that were planned: they have %s tokens from now on",
-                self._pass.tokens_per_micro_batch,
-            )
-
-    def _all_micro_batches(
-        self, rows: Sequence[TrainRow], loss: LossFunction, entropy: EntropyMode, *, keep_outputs: bool
-    ) -> "_Computed":
+    ) -> "_Computed | None":
+        """Compute a batch and its gradients; None where smaller micro-batches may find the room that these lack."""
+        self._optimizer.zero_grad(set_to_none=True)
+        self._masters.forget()
         kept = KeptOutputs(rows) if keep_outputs else None
         finite = torch.ones((), dtype=torch.bool, device=self._pass.device)
         parts: list[Metrics] = []
-        with self._checkpointing.active(), self._layers.active():
-            buckets = self._pass.buckets(rows)
-            for bucket in buckets:
-                micro = self._pass.run(rows, bucket, entropy)
-                if kept is not None:
-                    kept.add(micro)
-                share, metrics = loss(micro)
-                finite &= share.detach().isfinite()
-                share.backward()
-                self._masters.add_gradients()
-                parts.append(metrics)
+        try:
+            with self._checkpointing.active(), self._layers.active():
+                buckets = self._pass.buckets(rows)
+                for bucket in buckets:
+                    micro = self._pass.run(rows, bucket, entropy)
+                    if kept is not None:
+                        kept.add(micro)
+                    share, metrics = loss(micro)
+                    finite &= share.detach().isfinite()
+                    share.backward()
+                    self._masters.add_gradients()
+                    parts.append(metrics)
+        except torch.OutOfMemoryError:
+            if self._may_halve():
+                return None
+            raise
         return _Computed(buckets, parts, finite, kept)
 
     def _may_halve(self) -> bool:

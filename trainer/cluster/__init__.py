@@ -1,1 +1,1 @@
-"""Placement of a run's roles, their start, and their restart after a death; `assembly` and `commands` enter."""
+"""Placement of a run's roles, their start, and their restart after a death; `run` enters."""

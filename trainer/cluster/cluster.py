@@ -11,17 +11,15 @@ from transformers import PreTrainedModel
 
 from rollgym.extras import install_line
 from rollgym.trainer.backends.transport import RankTransport
-from rollgym.trainer.cluster.kept_process import Lost
-from rollgym.trainer.cluster.local_roles import LocalRoles, logs_of
-from rollgym.trainer.cluster.parting import Parting
 from rollgym.trainer.cluster.placement import Placement
-from rollgym.trainer.cluster.ray_roles import RayRoles
+from rollgym.trainer.cluster.process import Lost
 from rollgym.trainer.cluster.remote_engine import RemoteEngines
+from rollgym.trainer.cluster.roles import LocalRoles, RayRoles, logs_of
 from rollgym.trainer.cluster.server_host import Program
-from rollgym.trainer.cluster.supervision import RoleRestarts
+from rollgym.trainer.cluster.supervision import Disconnection, RoleRestarts
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.core.ending import to_its_end
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.shutdown import run_shielded
 
 if TYPE_CHECKING:
     from rollgym.trainer.cluster.ray_runtime import RayCluster
@@ -106,7 +104,7 @@ async def open_cluster(
         try:
             yield cluster
         finally:
-            await to_its_end(cluster.close())
+            await run_shielded(cluster.close())
         return
     async with _connected(settings, placement, say) as ray:
         roles = RayRoles(settings, placement, ray, restarts or role_restarts(settings), lost, say)
@@ -115,7 +113,7 @@ async def open_cluster(
             yield roles
         finally:
             watch.cancel()
-            await to_its_end(roles.close())
+            await run_shielded(roles.close())
 
 
 def role_restarts(settings: RunSettings) -> RoleRestarts:
@@ -138,7 +136,7 @@ async def _connected(
             loop.call_soon_threadsafe(say, text)
 
         try:
-            await to_its_end(_in(loop, thread, ray.connect))
+            await run_shielded(_in(loop, thread, ray.connect))
             ray.take_back_signals()
             waiting = loop.run_in_executor(thread, lambda: _reserve(ray, settings, placement, stop, tell))
             say(f"connected to Ray at {ray.address}; waiting for the devices")
@@ -146,8 +144,8 @@ async def _connected(
             yield ray
         finally:
             stop.set()
-            parting = await to_its_end(_in(loop, thread, ray.disconnect))
-            if parting is Parting.UNANSWERED:
+            disconnection = await run_shielded(_in(loop, thread, ray.disconnect))
+            if disconnection is Disconnection.UNANSWERED:
                 say(f"the Ray cluster at {ray.address} does not answer and is left as it is")
 
 

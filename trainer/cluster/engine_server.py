@@ -17,7 +17,7 @@ from rollgym.trainer.inference.base import (
     InferenceHealth,
     PauseMode,
 )
-from rollgym.trainer.inference.torch_engine import TorchEngine, WeightsLeftOffError
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine, WeightsLeftOffError
 
 Tensors = Sequence[tuple[str, Tensor]]
 
@@ -26,7 +26,7 @@ _WEIGHTS_AT_ONCE = 2
 
 
 class EngineServer:
-    """Answers the calls of `RemoteEngine` with an engine of this process.
+    """Answers the calls of `RemoteEngines` with an engine of this process.
 
     Args:
         build: Builds the model.
@@ -160,6 +160,9 @@ class _ArrivingWeights:
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Raise: an engine receives weights by `parameters`."""
         raise RunError("weights of an engine come by the names of its own modules")
+
+    def require_held(self) -> None:
+        """Do nothing: the parts that arrive are copies."""
 
     async def folder(self) -> Path:
         """Raise: an engine receives weights by `parameters`."""

@@ -89,7 +89,7 @@ def place_roles(settings: RunSettings) -> Placement:
             f"model.device '{settings.model.device}' names a device of one machine, and with cluster.kind 'ray' each "
             "process sees its own alone: leave the number out, and say in cluster.roles where roles are"
         )
-    if cluster.kind == "ray" and settings.backend.kind == "torch":
+    if cluster.kind == "ray" and settings.backend.in_process:
         raise ConfigError(
             "cluster.kind 'ray' trains in actors, and backend.kind 'torch' in the process of the driver: set "
             "backend.kind=fsdp2, which one rank is enough for, or cluster.kind=local"
@@ -120,7 +120,7 @@ def _check_turns(settings: RunSettings, placement: Placement) -> None:
     ranks = [role for role in placement.roles if role.does == "rank"]
     if settings.model.lora is not None:
         ranks = [role for role in ranks if role.name != REFERENCE]  # it is the policy, its adapters off
-    if settings.backend.kind == "torch" or not any(
+    if settings.backend.in_process or not any(
         set(one.devices) & set(other.devices) for one, other in combinations(ranks, 2)
     ):
         raise ConfigError(
@@ -131,7 +131,7 @@ def _check_turns(settings: RunSettings, placement: Placement) -> None:
 
 def _check_offload(settings: RunSettings, placement: Placement) -> None:
     """Refuse `cluster.offload` if no engine shares the devices, or the models cannot be moved."""
-    if settings.backend.kind == "torch":
+    if settings.backend.in_process:
         raise ConfigError(
             "cluster.offload moves the models of ranks, and backend.kind 'torch' has none: leave it out, or set "
             "backend.kind=fsdp2"
@@ -198,7 +198,7 @@ def ranks_of(settings: RunSettings) -> int:
 def _beside(settings: RunSettings, name: str, devices: Sequence[int], trains: Sequence[int]) -> Role:
     """A model in ranks of its own, or in those of the policy."""
     whole = settings.backend.mesh.model_ranks
-    if devices and settings.backend.kind == "torch":
+    if devices and settings.backend.in_process:
         raise ConfigError(
             f"cluster.roles.{name}.devices names devices, and backend.kind 'torch' computes the {name} where it trains "
             "the policy: leave it out, or set backend.kind=fsdp2"

@@ -1,29 +1,198 @@
-"""The connection to a Ray cluster, with room for the roles of a run."""
+"""The connection to a Ray cluster, with room for the roles of a run, and their processes in its actors.
+
+A process that ends is described by Ray's messages about it.
+"""
 
 import asyncio
 import atexit
 import contextlib
+import itertools
 import logging
 import os
+import re
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rollgym.clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
-from rollgym.trainer.cluster.parting import Parting, part
+from rollgym.trainer.backends.local_ranks import last_words
+from rollgym.trainer.backends.transport import pack
 from rollgym.trainer.cluster.placement import Placement
-from rollgym.trainer.cluster.ray_process import Node, RayProcess, nodes
 from rollgym.trainer.cluster.role_host import RoleHost
-from rollgym.trainer.core.errors import ConfigError, RunError
+from rollgym.trainer.cluster.supervision import Disconnection, part
+from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RunError
+
+_LOOK_AT_NODE_EVERY_S = 2.0
+_GONE_TIMEOUT_S = 15.0
+_NODE_DIED = re.compile(
+    r"node has died|node died|node was (?:terminated|removed)|node .{0,80} (?:is|was) dead"
+)
+_CUT_OFF = "End of file"
+"""Ray's message for a process that was killed from outside: its connection ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A machine of the cluster: what Ray calls it, and its address."""
+
+    name: str
+    address: str
+
+
+def nodes() -> list[Node]:
+    """Return the cluster's machines that are alive."""
+    return [
+        Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
+    ]
+
+
+class RayProcess:
+    """A process of a role, in a Ray actor.
+
+    Args:
+        role: The role's name.
+        number: The process's number in it.
+        handle: The actor.
+        log: File of its output, if it can write one.
+        machine: Its node.
+    """
+
+    def __init__(self, role: str, number: int, handle: Any, log: Path, machine: Node) -> None:
+        self.role = role
+        self.number = number
+        self.pid = 0
+        self._handle = handle
+        self._log = log
+        self.node = machine.address
+        self._machine = machine
+        self._numbers = itertools.count()
+        self._order = threading.Lock()
+        self._gone = threading.Event()
+        self._ended = False
+
+    def make(self, maker: str, arguments: tuple[Any, ...], timeout_s: float) -> None:
+        """Make its server, and wait for that.
+
+        Raises:
+            RunError: If it takes longer than `timeout_s`, or cannot be made.
+            RoleDiedError: If the process ends before.
+        """
+        try:
+            self.pid = self._answer(self._handle.process_id.remote(), timeout_s)
+            self._answer(self._handle.make.remote(maker, pack(arguments)), timeout_s)
+        except GetTimeoutError as error:
+            self.end()
+            raise RunError(
+                f"process {self.number} of {self.role} was not ready within {timeout_s:g} s "
+                f"(cluster.start_timeout_s); what it says: {self._log}"
+            ) from error
+        except RayTaskError as error:
+            self.end()
+            cause = error.as_instanceof_cause()
+            raise RunError(f"process {self.number} of {self.role} cannot start: {gist(cause)}") from error
+        except RayError as error:
+            self.end()
+            raise self._death(error) from error
+        self._handle.live.remote().future().add_done_callback(lambda _: self._gone.set())
+
+    def _answer(self, asked: Any, timeout_s: float) -> Any:
+        """Wait for an answer; for an actor whose node has failed, Ray would wait until a similar node joins.
+
+        Raises:
+            GetTimeoutError: If it takes longer than `timeout_s`.
+            RayError: If it fails.
+            RoleDiedError: If the node has failed.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ray.wait([asked], timeout=_LOOK_AT_NODE_EVERY_S)[0] and time.monotonic() < deadline:
+            if not self._node_lives():
+                self.end()
+                raise self._death(RunError("its node has died"))
+        return ray.get(asked, timeout=0.0)
+
+    def _node_lives(self) -> bool:
+        return any(node.name == self._machine.name for node in nodes())
+
+    def call(self, data: bytes) -> "Future[bytes]":
+        """Send a call to the actor; see `RoleProcess.call`."""
+        answer: Future[bytes] = Future()
+
+        def done(called: "Future[bytes]") -> None:
+            if not answer.set_running_or_notify_cancel():
+                return  # the caller no longer waits
+            error = called.exception()
+            if error is None:
+                answer.set_result(called.result())
+            elif isinstance(error, RayError):
+                _aside(lambda: answer.set_exception(self._death(error)))
+            else:
+                answer.set_exception(error)
+
+        with self._order:
+            asked = self._handle.call.remote(next(self._numbers), data)
+        asked.future().add_done_callback(done)
+        return answer
+
+    def sees(self, path: str) -> bool:
+        """Whether a file exists at a path on the process's machine.
+
+        Raises:
+            RoleDiedError: If the process has died.
+        """
+        try:
+            return bool(ray.get(self._handle.sees.remote(path)))
+        except RayError as error:
+            raise self._death(error) from error
+
+    def on_death(self, tell: Callable[[RoleDiedError], None]) -> None:
+        """Register a callback for an unrequested end of the process."""
+
+        def done(lived: "Future[None]") -> None:
+            error = lived.exception()
+            if error is not None and not self._ended:
+                _aside(lambda: tell(self._death(error)))
+
+        self._handle.live.remote().future().add_done_callback(done)
+
+    def end(self) -> None:
+        """Kill the process, and return when it has exited. A second call does nothing."""
+        if self._ended:
+            return
+        self._ended = True
+        with contextlib.suppress(RayError, ConnectionError):
+            ray.kill(self._handle, no_restart=True)
+        if self.pid:
+            self._gone.wait(_GONE_TIMEOUT_S)
+
+    def _death(self, error: BaseException) -> RoleDiedError:
+        said = last_words(self._log)
+        words = f"; it said last:\n{said}" if said else ""
+        with_its_node = _NODE_DIED.search(str(error)) is not None or not self._node_lives()
+        return RoleDiedError(
+            self.role,
+            f"process {self.number} of {self.role} on node {self.node} is gone: {gist(error)} (log {self._log})"
+            f"{words}",
+            node=self.node,
+            killed=not with_its_node and (isinstance(error, OutOfMemoryError) or _CUT_OFF in str(error)),
+            with_its_node=with_its_node,
+        )
+
+
+def _aside(work: Callable[[], None]) -> None:
+    """Do what asks Ray something in a thread of its own: Ray's, which hands answers over, would wait for itself."""
+    threading.Thread(target=work, name="ray-death", daemon=True).start()
+
 
 _LOCAL = "local"
 _LOCAL_OBJECT_STORE_BYTES = 512 * 1024 * 1024
@@ -251,18 +420,18 @@ class RayCluster:
         assert self._placement is not None
         return self._nodes[self._placement.node_of(device)].name == self._own.name
 
-    def disconnect(self) -> Parting:
+    def disconnect(self) -> Disconnection:
         """Give the devices back and leave the cluster; what was started here is ended.
 
         Ray itself retries a dead head for ever.
         """
-        if self._head_listens() and part(self._leave, _LEAVE_TIMEOUT_S) is Parting.IN_ORDER:
-            return Parting.IN_ORDER
+        if self._head_listens() and part(self._leave, _LEAVE_TIMEOUT_S) is Disconnection.IN_ORDER:
+            return Disconnection.IN_ORDER
         # At this process's end Ray would ask once more, and crash if its threads still ran.
         atexit.unregister(ray.shutdown)
         if (worker := getattr(ray._private.worker.global_worker, "core_worker", None)) is not None:
             part(worker.shutdown_driver, _END_TIMEOUT_S)
-        return Parting.UNANSWERED
+        return Disconnection.UNANSWERED
 
     def _head_listens(self) -> bool:
         try:

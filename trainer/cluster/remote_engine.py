@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from rollgym.trainer.backends.transport import pack, unpack
-from rollgym.trainer.cluster.kept_process import KeptProcess
-from rollgym.trainer.cluster.process import RoleProcess
+from rollgym.trainer.cluster.process import KeptProcess, RoleProcess
 from rollgym.trainer.core.errors import RoleDiedError
 from rollgym.trainer.inference.base import (
     GenerationRequest,

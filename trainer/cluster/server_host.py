@@ -11,10 +11,9 @@ from typing import Protocol
 from rollgym.trainer.config.cluster import JudgeSettings
 from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.inference.keeper import GRACE_S
-from rollgym.trainer.inference.launch import ServerProcess, launched
-from rollgym.trainer.inference.server_program import ServedModel
-from rollgym.trainer.inference.server_programs import choose_ports, server_processes
+from rollgym.trainer.inference.servers.dialect import ServedModel
+from rollgym.trainer.inference.servers.launch import ServerProcess, choose_ports, launched, server_processes
+from rollgym.trainer.inference.servers.parent_guard import GRACE_S
 
 _PORT_PATIENCE_S = 2 * GRACE_S
 _LOOK_EVERY_S = 0.2

@@ -5,10 +5,14 @@ import re
 import shlex
 import shutil
 import warnings
-from typing import Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, GetCoreSchemaHandler, field_validator
+from pydantic_core import core_schema
 
+from rollgym.clients.process.modules import FormerNameWarning
+from rollgym.suggestions import did_you_mean
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.strict import Count, Seconds, ServerUrl, Settings, UserPath
 
@@ -23,6 +27,42 @@ def agent_kind(agent: str) -> AgentKind:
     if agent.startswith(("http://", "https://")):
         return "service"
     return "coroutine" if _ATTRIBUTE.fullmatch(agent) else "program"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormats:
+    """An annotation of a name: `auto`, or a format of calls that chat templates write, ours or of a package."""
+
+    @property
+    def known(self) -> list[str]:
+        """The names that ship."""
+        # Readers of replies, which few runs need for their settings.
+        from rollgym.clients.replies.formats.table import OURS
+
+        return ["auto", *(form.name for form in OURS if form.template_marks)]
+
+    def names(self) -> list[str]:
+        """Return all names, ours first; nothing of a package is imported."""
+        from rollgym.clients.replies.formats.table import FORMATS, OURS
+
+        ours = {form.name for form in OURS}
+        return [*self.known, *(name for name in FORMATS if name not in ours)]
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
+        return core_schema.no_info_after_validator_function(self._checked, core_schema.str_schema())
+
+    def _checked(self, name: str) -> str:
+        from rollgym.clients.replies.formats.table import format_named
+
+        names = self.names()
+        if name not in names:
+            hint = did_you_mean(name, names, 3) or f"there are {', '.join(names)}"
+            raise ValueError(f"there is no such format of calls; {hint}")
+        if name != "auto":
+            format_named(name)
+        return name
 
 
 class AgentsSettings(Settings):
@@ -40,13 +80,13 @@ class AgentsSettings(Settings):
         "answer's header x-rollgym-ignored, or refused. What is trained has one distribution, the run's. Structured "
         "outputs (response_format) are served by 'run' and refused by 'refuse'.",
     )
-    tool_format: Literal["auto", "hermes", "qwen-xml", "llama", "mistral"] = Field(
+    tool_format: Annotated[str, ToolFormats()] = Field(
         "auto",
         description="How the policy's family writes calls of tools; auto reads it off the chat template.",
     )
     concurrency: Count = Field(64, description="Agents at one time; further episodes wait.")
     grace_s: Seconds = Field(
-        10.0, description="How long a program may go on once it has said that it is done; then it is ended."
+        10.0, description="How long a program may run after it has said that it is done, before it is ended."
     )
     max_body_mb: Count = Field(32, description="Largest request in MiB.")
     environment: dict[str, str] = Field(
@@ -72,7 +112,9 @@ class AgentsSettings(Settings):
     def _former_name_is_understood(cls, value: object) -> object:
         if value != "qwen_xml":
             return value
-        warnings.warn("agents.tool_format: 'qwen_xml' is called 'qwen-xml' now", FutureWarning, stacklevel=2)
+        warnings.warn(
+            "agents.tool_format: 'qwen_xml' is called 'qwen-xml' now", FormerNameWarning, stacklevel=2
+        )
         return "qwen-xml"
 
     @field_validator("sandbox")

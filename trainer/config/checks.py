@@ -1,4 +1,7 @@
-"""Checks that the files and code that settings name exist, before any other work begins."""
+"""Checks that the files and code that settings name exist, before any other work begins.
+
+A setting that is unused in combination with others is refused, and not ignored.
+"""
 
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
@@ -7,20 +10,143 @@ from pathlib import Path
 import gymnasium
 from gymnasium.envs.registration import registry
 
-from rollgym.clients.process.installed import installed_environments
-from rollgym.extras import install_line
+from rollgym.clients.process.modules import installed_environments
+from rollgym.extras import install_line, install_line_of
 from rollgym.gymnasium_plugin import NAMESPACE, register_environments
 from rollgym.suggestions import did_you_mean
 from rollgym.trainer.config.agents import AgentsSettings, agent_kind, command_line
-from rollgym.trainer.config.model_paths import check_model_path
-from rollgym.trainer.config.output import TrackingSettings
+from rollgym.trainer.config.inference import read_servers
+from rollgym.trainer.config.model import check_model_path
+from rollgym.trainer.config.output import TRACKERS, TrackingSettings
+from rollgym.trainer.config.rollout import read_examples
 from rollgym.trainer.config.run import RunSettings
-from rollgym.trainer.config.servers_file import read_servers
-from rollgym.trainer.config.trackers import TRACKERS
-from rollgym.trainer.config.unread import check_unread
-from rollgym.trainer.config.worked_examples import read_examples
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import load_attribute
+
+_OF_OUR_PROMPTS = ("context", "turns", "instruction", "tools", "examples", "custom_context")
+"""The keys of `prompt` that build conversations from episodes; the others concern any use of the chat template."""
+_OF_EVALUATION_SETS = ("sampled", "greedy", "interim_episodes")
+_OF_THE_STREAM = ("shuffle", "weight", "domain")
+"""Keys of a data set that decide the order of its rows, and the names of its tasks among others."""
+
+
+def check_unread(settings: RunSettings) -> None:
+    """Refuse settings that differ from their defaults and are unused in combination with the others.
+
+    Defaults are never refused: a run records all settings, and resumes with the record.
+
+    Raises:
+        ConfigError: If there is such a setting; the message names it and the remedy.
+    """
+    parts = (_of_rollouts, _of_prompts, _of_training, _of_weights, _of_evaluation, _of_examples, _of_trackers)
+    for part in parts:
+        for problem in part(settings):
+            raise ConfigError(problem)
+
+
+def _of_rollouts(settings: RunSettings) -> Iterator[str]:
+    rollout = settings.rollout
+    if not rollout.changed("window_fraction"):
+        return
+    if rollout.extra_groups:
+        yield (
+            "rollout.window_fraction is not read with rollout.extra_groups, which puts aside the groups that would be "
+            "overtaken too often: leave one of the two out"
+        )
+    if not rollout.max_staleness:
+        yield (
+            "rollout.window_fraction is how far groups of later steps may overtake, and with rollout.max_staleness 0 "
+            "none are under way: set that to 1 or more, or leave window_fraction out"
+        )
+
+
+def _of_prompts(settings: RunSettings) -> Iterator[str]:
+    # An expert's demonstrations use the built-in prompts, no matter which agent plays afterwards.
+    if settings.rollout.black_box and settings.warm_start is None:
+        for name in settings.prompt.changed(*_OF_OUR_PROMPTS):
+            yield f"prompt.{name} is about prompts of ours, and rollout.agent makes its own: leave it out"
+
+
+def _of_training(settings: RunSettings) -> Iterator[str]:
+    if settings.optimizer.changed("critic_learning_rate") and settings.algorithm.critic is None:
+        yield (
+            "optimizer.critic_learning_rate is read where the algorithm has a critic, and this one has none: take one "
+            "that has, such as preset 'ppo', or leave it out"
+        )
+    backend = settings.backend
+    if backend.changed("sequence_parallel") and backend.mesh.tensor == 1:
+        yield (
+            "backend.sequence_parallel is about what the ranks of a layer share, and with backend.mesh.tensor 1 each "
+            "has its own: set that to 2 or more, or leave sequence_parallel out"
+        )
+
+
+def _of_weights(settings: RunSettings) -> Iterator[str]:
+    launch, weights = settings.inference.launch, settings.weights
+    # Servers that are started with a model that is built here read all of it once.
+    writes_model = launch is not None and settings.model.path is None
+    if weights.changed("bucket_mb") and weights.transport == "adapter" and not writes_model:
+        yield (
+            "weights.bucket_mb divides whole weights, and weights.transport 'adapter' sends adapters alone, each as "
+            "one file: leave it out"
+        )
+
+
+def _of_evaluation(settings: RunSettings) -> Iterator[str]:
+    evaluation = settings.evaluation
+    unread = evaluation.changed(*_OF_EVALUATION_SETS)
+    if evaluation.every and evaluation.changed("every"):
+        unread.append("every")
+    if unread and not evaluation.sets:
+        yield (
+            f"evaluation.{unread[0]} is about evaluation.sets, and there are none: name one, or leave {unread[0]} out"
+        )
+    for name, evaluation_set in evaluation.sets.items():
+        # A route is one thing that data sets share, the weights of its verifiers in a stream among it.
+        dataset = evaluation_set.dataset
+        if dataset is not None and (unread := dataset.changed(*_OF_THE_STREAM)):
+            yield (
+                f"evaluation.sets.{name}.dataset.{unread[0]} is of data sets that are trained on, and an evaluation "
+                "set plays the first rows, under its own name: leave it out"
+            )
+
+
+def _of_examples(settings: RunSettings) -> Iterator[str]:
+    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    if how is None:
+        return
+    section = settings.section
+    expert = settings.sft is not None and settings.sft.expert is not None
+    if settings.prompt.examples is not None and not expert:
+        yield (
+            f"prompt.examples are shown in prompts of episodes, and {section} learns from conversations as they are "
+            "written: put them there, or leave prompt.examples out"
+        )
+    if how.batch_tokens is not None and how.changed("batch"):
+        yield f"{section}.batch is not read with {section}.batch_tokens, which takes its place: leave one of them out"
+    if how.held_out:
+        return
+    if how.changed("held_out_every"):
+        yield (
+            f"{section}.held_out_every is about {section}.held_out, and there is none: name held-out examples, or "
+            "leave it out"
+        )
+    if expert and how.changed("longer"):
+        yield (
+            "sft.longer is about examples of files, and demonstrations of sft.expert that are longer than "
+            "model.max_length are left out and counted in any case: leave it out"
+        )
+
+
+def _of_trackers(settings: RunSettings) -> Iterator[str]:
+    tracking = settings.tracking
+    if tracking.changed("patience_s") and not tracking.chosen:
+        *names, last = (f"tracking.{each.name}" for each in TRACKERS)
+        yield (
+            "tracking.patience_s is how long trackers of others may take, and there are none: set "
+            f"{', '.join(names)} or {last}, or leave patience_s out"
+        )
+
 
 _PARTS_OF_ONES_OWN = ("advantage", "surrogate", "selection", "filter", "episodes")
 """Parts of an algorithm that may be a user's function."""
@@ -116,18 +242,22 @@ def _shortened(text: str) -> str:
 
 
 def check_broadcast(settings: RunSettings) -> None:
-    """Check for the code that the trainer sends weights to vLLM with, no matter how the servers are started.
+    """Check for the code that the trainer broadcasts weights to servers with, no matter how these are started.
 
     Raises:
-        ConfigError: If it is not installed.
+        ConfigError: If the servers take no broadcasts, or it is not installed.
     """
     weights = settings.weights
     kind = settings.inference.what
-    needs = kind.group_package if weights.chosen(settings.inference) == "broadcast" else ""
+    if weights.chosen(settings.inference) != "broadcast":
+        return
+    if not kind.group:
+        raise ConfigError(f"weights.transport broadcast: {kind.title} takes no broadcasts: set it to disk")
+    needs = kind.group_package
     if needs and weights.collective == "nccl" and find_spec(needs) is None:
         raise ConfigError(
             f"weights.transport broadcast meets {kind.title}'s workers in {kind.title}'s own group, and {needs} is not "
-            f"installed beside the trainer: {install_line(kind.name)}, or set weights.transport to disk"
+            f"installed beside the trainer: {install_line_of(needs)}, or set weights.transport to disk"
         )
 
 
@@ -138,7 +268,7 @@ def why_blind(settings: RunSettings) -> str | None:
             f"inference.kind {settings.inference.kind} is asked with token ids alone, and no pictures go with them: "
             "take inference.kind embedded"
         )
-    if settings.backend.kind != "torch":
+    if not settings.backend.in_process:
         return f"backend.kind {settings.backend.kind} divides rows of text only: take backend.kind torch"
     if settings.distill is not None:
         return "distill: teachers see no pictures: leave it out"

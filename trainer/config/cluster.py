@@ -159,8 +159,8 @@ class ClusterSettings(Settings):
     )
     restarts: Annotated[int, Field(ge=0, le=1000)] = Field(
         3,
-        description="How often in a row, without a new checkpoint in between, each role that dies is started again; "
-        "where a rank that trains died, the run goes on from the last checkpoint. 0 ends the run.",
+        description="How often each role that dies is restarted without a new checkpoint in between. If a rank that "
+        "trains dies, the run continues from the last checkpoint. 0 ends the run.",
     )
     restart_after_s: Seconds = Field(
         5.0,

@@ -1,10 +1,21 @@
-"""Settings of data sets: rows of files as tasks of verifiers."""
+"""Settings of data sets, whose rows are tasks of verifiers, and of evaluations: their times, and their sets."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rollgym.trainer.core.strict import Amount, JsonObject, ServerUrl, Settings, UserPath, Weight
+from rollgym.trainer.core.strict import (
+    Amount,
+    Count,
+    JsonObject,
+    ServerUrl,
+    Settings,
+    UserPath,
+    Weight,
+    with_current_keys,
+)
 
 
 class RouteSettings(Settings):
@@ -49,9 +60,7 @@ class RowsSettings(Settings):
         None, description="In place of a path: a data set that `datasets` loads by its name."
     )
     subset: str | None = Field(None, description="Configuration of a data set that is loaded by its name.")
-    split: str | None = Field(
-        None, description="Split of a Hugging Face data set; needed where it has several."
-    )
+    split: str | None = Field(None, description="Split of a Hugging Face data set; needed if it has several.")
     limit: Amount | None = Field(None, description="Only so many rows, from the first one on.")
 
     @model_validator(mode="after")
@@ -98,8 +107,8 @@ class RewardPartSettings(Settings):
         None,
         gt=0.0,
         le=1.0,
-        description="The score it must give, or the response earns nothing and nobody else is asked; gates are asked "
-        "first, and add nothing by themselves unless weight is set.",
+        description="The least score it must give. Otherwise the response earns nothing, and no other verifier is "
+        "asked. Gates are asked first, and add nothing themselves unless weight is set.",
     )
     fields: dict[str, str] = Field(
         {},
@@ -120,7 +129,7 @@ class DatasetSettings(RowsSettings):
         description="Task fields of the verifier and the columns they come from; `a.b` is `b` in the column `a`. Other "
         "columns are task fields under their own names, but for those that the route and the difficulty read.",
     )
-    omit: list[str] = Field([], description="Columns that are no task fields.")
+    omit: list[str] = Field([], description="Columns that are not task fields.")
     kwargs: JsonObject = Field({}, description="What the verifiers are made with.")
     reward_weight: float = Field(
         1.0, allow_inf_nan=False, description="With rewards: what the verifier's own score is multiplied by."
@@ -163,3 +172,71 @@ class DatasetSettings(RowsSettings):
         if self.route is not None:
             return frozenset(self.route.verifiers.values())
         return frozenset(() if self.verifier is None else (self.verifier,))
+
+
+FORMER_EVALUATION_KEYS: Mapping[str, str] = MappingProxyType({"panels": "sets"})
+"""Names that settings of evaluations had before; they are still understood in this release."""
+
+
+class EvaluationSetSettings(Settings):
+    """A fixed set of tasks to evaluate on."""
+
+    env_id: str = Field("", description="The environment; empty where a data set is named.")
+    dataset: DatasetSettings | None = Field(
+        None, description="In place of an environment: the set's tasks are the first rows."
+    )
+    kwargs: JsonObject = Field({}, description="What the environment is made with.")
+    options: JsonObject | None = None
+    episodes: Count = 200
+    distinct: bool = Field(
+        True, description="Keep only tasks whose first state (of a data set: row) differs from all before it."
+    )
+    max_turns: Amount | None = Field(None, description="The rollout's max_turns if absent.")
+    url: ServerUrl | None = None
+    baselines: bool = Field(
+        True,
+        description="Also play the random baseline and the blind one (the best fixed sequence of actions), once. The "
+        "blind one is the expert's on training tasks of this environment. If it is missing, a line says why.",
+    )
+
+    @model_validator(mode="after")
+    def _environment_or_rows(self) -> Self:
+        if bool(self.env_id) == (self.dataset is not None):
+            raise ValueError("an evaluation set needs either an env_id or a dataset")
+        ignored = [name for name in ("kwargs", "options", "url") if getattr(self, name)]
+        if self.dataset is not None and ignored:
+            raise ValueError(
+                f"an evaluation set with a dataset takes no {ignored[0]} of its own: the data set's rows, kwargs "
+                "and url count"
+            )
+        return self
+
+
+class EvaluationSettings(Settings):
+    """When and how the policy is measured."""
+
+    every: int = Field(
+        25, ge=0, description="Training steps between evaluations; 0 evaluates at the ends only."
+    )
+    sampled: bool = True
+    greedy: bool = True
+    interim_episodes: Count | None = Field(
+        None, description="Episodes per evaluation set between the two ends; all if absent."
+    )
+    sets: dict[str, EvaluationSetSettings] = Field(
+        {}, description="Named evaluation sets; any environment, trained on or not."
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_current_keys(cls, values: Any) -> Any:
+        return with_current_keys(values, FORMER_EVALUATION_KEYS, "evaluation")
+
+    @model_validator(mode="after")
+    def _evaluation_sets_are_played(self) -> Self:
+        if self.sets and not self.sampled and not self.greedy:
+            raise ValueError(
+                "sampled and greedy are both false, so nobody plays the evaluation sets: set one of them, or no "
+                "evaluation.sets"
+            )
+        return self

@@ -1,14 +1,127 @@
-"""Settings of the policy's inference engine, and of the transport of trained weights to it."""
+"""Settings of the policy's inference engine, its kinds of servers, and the transport of trained weights to it.
 
+Each kind of servers is declared once: what a run may ask of it, and where its code is. Servers may also be named in a
+file, one address a line, which may be changed during a run.
+"""
+
+import errno
 import re
-from typing import Annotated, Literal, Self
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from rollgym.clients.protocol.addresses import server_parts
-from rollgym.trainer.config.server_kinds import SAMPLERS, ServerKind
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.kinds import Named
 from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings, UserPath
+
+if TYPE_CHECKING:
+    from rollgym.trainer.config.run import RunSettings
+
+
+def _none(settings: "RunSettings") -> Iterator[str]:
+    yield from ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerKind:
+    """Who samples from the policy.
+
+    Attributes:
+        name: Its name in `inference.kind`; launched, it is looked for as a package of this name, with an extra of it.
+        title: Its name for people.
+        program: `module:attribute` of its `ServerProgram`: what is said to it, and how it is started.
+        group: `module:attribute` of a function that meets its ranks, to broadcast weights to them; empty if it takes
+            none.
+        group_package: Which package that needs beside the trainer where NCCL broadcasts; empty for none.
+        admin_key: Whether its admin routes may have a key of their own.
+        tells_checksums: Whether it tells checksums of the weights that it has.
+        inexact: What is said of log-probabilities that are not those of every distribution that tokens are drawn from.
+        refusals: Yields what of a run it cannot do, and what to take in its place.
+    """
+
+    name: str
+    title: str
+    program: str = ""
+    group: str = ""
+    group_package: str = ""
+    admin_key: bool = False
+    tells_checksums: bool = False
+    inexact: str = ""
+    refusals: "Callable[[RunSettings], Iterator[str]]" = _none
+
+
+_VLLM_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes for `--max-lora-rank`; at any other number it ends."""
+
+
+def vllm_lora_rank(rank: int) -> int:
+    """Return the `--max-lora-rank` of a vLLM that takes adapters of a rank: the least that it allows.
+
+    Raises:
+        ConfigError: If it allows none that is large enough.
+    """
+    for allowed in _VLLM_LORA_RANKS:
+        if rank <= allowed:
+            return allowed
+    raise ConfigError(_too_large(rank))
+
+
+def _too_large(rank: int) -> str:
+    return (
+        f"model.lora.rank {rank} is more than vLLM takes: lower it to {_VLLM_LORA_RANKS[-1]}, or set weights.transport "
+        "to disk, which sends whole weights"
+    )
+
+
+def _vllm_refusals(settings: "RunSettings") -> Iterator[str]:
+    lora = settings.model.lora
+    if settings.weights.transport == "adapter" and lora is not None and lora.rank > _VLLM_LORA_RANKS[-1]:
+        yield _too_large(lora.rank)
+
+
+EMBEDDED = ServerKind(name="embedded", title="the engine in this process")
+
+INFERENCE_SERVERS = (
+    ServerKind(
+        name="vllm",
+        title="vLLM",
+        program="rollgym.trainer.inference.servers.vllm_server:VLLM",
+        group="rollgym.trainer.learn.weights.broadcast:vllm_group",
+        group_package="vllm",
+        inexact="the server reports log-probabilities before temperature, top_p and top_k: requests with other values "
+        "than 1, 1 and 0 are refused (start vLLM with --logprobs-mode processed_logprobs)",
+        refusals=_vllm_refusals,
+    ),
+    ServerKind(
+        name="sglang",
+        title="SGLang",
+        program="rollgym.trainer.inference.servers.sglang_server:SGLANG",
+        group="rollgym.trainer.learn.weights.broadcast:sglang_group",
+        admin_key=True,
+        tells_checksums=True,
+        inexact="SGLang reports log-probabilities before top_p: requests with it and without a top_k are refused",
+    ),
+)
+"""Ours."""
+
+SERVERS: Named[ServerKind] = Named(
+    "rollgym.inference", ServerKind, MappingProxyType({each.name: each for each in INFERENCE_SERVERS})
+)
+"""All servers by name, with those of other packages."""
+SAMPLERS: Named[ServerKind] = Named(
+    SERVERS.group, ServerKind, MappingProxyType({EMBEDDED.name: EMBEDDED, **SERVERS.known})
+)
+"""The same, and the engine in the run's process."""
+
+ServerName = Annotated[str, SERVERS]
+"""The name of a kind of inference servers."""
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -121,52 +234,52 @@ class InferenceSettings(Settings):
     urls_file: UserPath | None = Field(
         None,
         min_length=1,
-        description="In place of urls: a file with one address a line, read again while the run goes on, so that "
-        "servers can be added and taken away. Lines that begin with # are passed over.",
+        description="In place of urls: a file with one address a line, which the run reads again and again, so that "
+        "servers can be added and removed. Lines that begin with # are skipped.",
     )
     launch: LaunchSettings | None = Field(None, description="In place of urls: servers that the run starts.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto",
-        description="Number format of the servers' weights; the model's own if auto. Launched servers are told it.",
+        description="Number format of the servers' weights; the model's own if auto. Launched servers use it.",
     )
     quantization: Literal["fp8"] | None = Field(
         None,
         description="The servers quantise the weights, at their start and at each update. The policy that samples is "
-        "then not quite the one that is trained: algorithm.correction must be on. Launched servers are told it.",
+        "then not quite the one that is trained: algorithm.correction must be on. Launched servers use it.",
     )
     api_key_variable: Variable = Field(
         "ROLLGYM_INFERENCE_KEY",
-        description="Environment variable with the servers' API key, where they want one.",
+        description="Environment variable with the servers' API key, if they need one.",
     )
     admin_key_variable: Variable = Field(
         "ROLLGYM_INFERENCE_ADMIN_KEY",
-        description="Environment variable with the key of SGLang's admin routes, where it is another one.",
+        description="Environment variable with the key of SGLang's admin routes, if it is a different one.",
     )
     routed_experts: bool = Field(
         False,
         description="Mixtures of experts: replies bring the experts that tokens took, and the policy's training takes "
-        "them again (R3). Servers need --enable-return-routed-experts; launched ones are told it.",
+        "them again (R3). Servers need --enable-return-routed-experts; launched ones have it.",
     )
     lost_after_s: Seconds = Field(
-        15.0, description="A server that does not answer for so long is lost: its requests go to others."
+        15.0, description="A server that does not answer for this long is lost: its requests go to others."
     )
     stalled_after_s: Seconds = Field(
         120.0,
-        description="An answer that has begun to come and has not ended so long after (of a stream: without another "
-        "token for so long) is given up, though its server lives: the request goes to another one.",
+        description="An answer that has begun and does not end within this time (a stream: that brings no token for "
+        "this long) is given up, even if its server lives: the request goes to another one.",
     )
     look_every_s: Seconds = Field(
         5.0, description="How often servers are asked how they are, and those that are gone are looked for."
     )
     patience_s: Seconds = Field(
         300.0,
-        description="Servers that are all gone are waited for so long; then the run is saved and ends. The time in "
-        "which the run starts a server again (launch.restarts) does not count.",
+        description="How long the run waits if all servers are gone; then it is saved and ends. The time in which the "
+        "run restarts a server (launch.restarts) does not count.",
     )
     update_timeout_s: Seconds = Field(
         1800.0,
-        description="A server that has not taken new weights in so long, and been verified, is lost: the run goes on "
-        "with the others.",
+        description="A server that has not taken new weights and been verified within this time is lost: the run "
+        "continues with the others.",
     )
     max_concurrent_requests: Count = Field(
         256, description="Requests under way at one server; more wait with the trainer."
@@ -239,7 +352,7 @@ class WeightSettings(Settings):
     transport: Transport | None = Field(
         None,
         description="in_process (the embedded engine), disk (a folder that the servers read), broadcast (device to "
-        "device), or adapter (LoRA alone, by a folder). If absent: in_process, or disk where there are servers.",
+        "device), or adapter (LoRA alone, by a folder). If absent: in_process, or disk with servers.",
     )
     directory: UserPath | None = Field(
         None,
@@ -249,7 +362,7 @@ class WeightSettings(Settings):
     directory_on_servers: str | None = Field(
         None,
         min_length=1,
-        description="The same directory as the servers see it, where they mount it elsewhere.",
+        description="The same directory as the servers see it, if they mount it elsewhere.",
     )
     separate_head: bool = Field(
         False,
@@ -357,3 +470,52 @@ def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str |
             "to disk"
         )
     return None
+
+
+_LARGEST = 2**20
+
+
+def read_servers(path: Path) -> list[str]:
+    """Return the addresses that a file names. Empty lines, and those that begin with #, are skipped.
+
+    Raises:
+        ConfigError: If it cannot be read, names no server, or contains a line that is not an address.
+    """
+    urls: list[str] = []
+    known: set[str] = set()
+    for number, line in enumerate(_text(path).splitlines(), start=1):
+        named = line.strip()
+        if not named or named.startswith("#"):
+            continue
+        try:
+            url = inference_url(named)
+        except ValueError as error:
+            raise ConfigError(f"inference.urls_file: {path}, line {number}: {error}") from error
+        if url in known:
+            raise ConfigError(f"inference.urls_file: {path}, line {number} names {url} twice")
+        urls.append(url)
+        known.add(url)
+    if not urls:
+        raise ConfigError(f"inference.urls_file: {path} names no server: write one address a line")
+    return urls
+
+
+def _text(path: Path) -> str:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            # A pipe would be waited for, perhaps for ever.
+            raise OSError(errno.EINVAL, "it is no regular file")
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        text = content.decode()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"inference.urls_file: cannot read {path}: {_trouble(error)}") from error
+    if len(content) > _LARGEST:
+        raise ConfigError(f"inference.urls_file: {path} is larger than a list of servers can be")
+    return text
+
+
+def _trouble(error: OSError | ValueError) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is no text"
+    return str(error.strerror if isinstance(error, OSError) else error)

@@ -1,8 +1,15 @@
-"""Read a run's settings: a YAML file, then `key=value` words from the command line, or a program's mapping."""
+"""Read a run's settings: a YAML file, then `key=value` words from the command line, or a program's mapping.
 
+The file may be one of those that come with the package, by name. Settings that a command does not read are refused,
+and not ignored.
+"""
+
+import os
 import re
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
@@ -10,17 +17,232 @@ from typing import Any, cast
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from rollgym.clients.process.module_paths import with_current_paths
+from rollgym.clients.process.modules import with_current_paths
 from rollgym.clients.protocol.yaml_text import read_word, read_yaml, write_yaml
-from rollgym.suggestions import did_you_mean
-from rollgym.trainer.config.evaluation import FORMER_EVALUATION_KEYS
-from rollgym.trainer.config.pipelines import no_section
+from rollgym.suggestions import did_you_mean, near_names, suggestion
+from rollgym.trainer.config.data import FORMER_EVALUATION_KEYS
 from rollgym.trainer.config.run import SECTIONS, RunSettings
-from rollgym.trainer.config.shipped import find_config, with_shipped_paths
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.former_names import warn_of_former_name, with_current_keys
 from rollgym.trainer.core.kinds import kind_of
-from rollgym.trainer.core.strict import WRONG_VALUE, models_of
+from rollgym.trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.core.strict import WRONG_VALUE, models_of, warn_of_former_name, with_current_keys
+
+EXAMPLES = Path(str(files("rollgym") / "examples"))
+"""The folder of the examples: in the package, as in a clone."""
+
+_PREFIX = "examples/"
+_FOLDERS = ("", "one_gpu", "presets", "pretrained")
+_SUFFIXES = (".yaml", ".yml")
+_SENTENCE = re.compile(r"(.+?[.:])(?:\s|$)")
+_LONGEST_NAME = 100
+_MOST_SUGGESTED = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfig:
+    """A configuration that comes with the package.
+
+    Attributes:
+        name: Its name for `--config`: its path in the examples without its suffix, such as `presets/qwen2.5-7b-8gpu`.
+        path: The file.
+    """
+
+    name: str
+    path: Path
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the comment at the top of the file."""
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        end = next((index for index, line in enumerate(lines) if not line.startswith("#")), len(lines))
+        comment = " ".join(line.removeprefix("#").strip() for line in lines[:end])
+        found = _SENTENCE.match(comment)
+        return (found[1] if found else comment).rstrip(".:")
+
+
+def shipped_configs() -> dict[str, ShippedConfig]:
+    """Return the configurations that come with the package, by name."""
+    found = (path for folder in _FOLDERS for path in sorted((EXAMPLES / folder).glob("*.yaml")))
+    names = ((path.relative_to(EXAMPLES).with_suffix("").as_posix(), path) for path in found)
+    return {name: ShippedConfig(name, path) for name, path in names}
+
+
+def shipped_config(name: str) -> ShippedConfig:
+    """Return the configuration of a name.
+
+    Args:
+        name: With or without `examples/` before it and `.yaml` behind it.
+
+    Raises:
+        ConfigError: If none has this name.
+    """
+    found = _named(name)
+    if found is None:
+        raise ConfigError(f"no configuration of rollgym is called '{name[:_LONGEST_NAME]}': {_hint(name)}")
+    return found
+
+
+def find_config(path: Path) -> tuple[Path, bool]:
+    """Return the file that a path or a name means, and whether it is one of the package's.
+
+    A file that is there is taken before a configuration of the package, with or without the suffix `.yaml`.
+
+    Raises:
+        ConfigError: If there is neither.
+    """
+    # os.path, whose answer to a name that no file can have is no, too.
+    for candidate in (path, *(path.with_name(f"{path.name}{suffix}") for suffix in _SUFFIXES if path.name)):
+        if os.path.exists(candidate) and not os.path.isdir(candidate):
+            return candidate, False
+    if os.path.isfile(path / "run.yaml"):
+        raise ConfigError(f"{path} is a folder: give --config {path / 'run.yaml'}")
+    if (shipped := _named(path.as_posix())) is not None:
+        return shipped.path, True
+    if os.path.isfile(path / CONFIG_FILE):
+        raise ConfigError(f"{path} is the folder of a run: give --config {path / CONFIG_FILE}")
+    if os.path.isdir(path):
+        raise ConfigError(f"cannot read {path}: it is a folder, not a file of settings")
+    shown = str(path)[:_LONGEST_NAME]
+    raise ConfigError(
+        f"cannot read {shown}: neither a file nor a configuration of rollgym; {_hint(path.as_posix())}"
+    )
+
+
+def with_shipped_paths(values: Any) -> Any:
+    """Return the settings of a configuration of the package with absolute paths in place of `examples/...`."""
+    match values:
+        case dict():
+            return {key: with_shipped_paths(value) for key, value in values.items()}
+        case list():
+            return [with_shipped_paths(value) for value in values]
+        case str() if values.startswith(_PREFIX):
+            return str(EXAMPLES / values.removeprefix(_PREFIX))
+        case _:
+            return values
+
+
+def _named(name: str) -> ShippedConfig | None:
+    return shipped_configs().get(_bare(name))
+
+
+def _bare(name: str) -> str:
+    name = name.removeprefix(_PREFIX)
+    return next((name.removesuffix(each) for each in _SUFFIXES if name.endswith(each)), name)
+
+
+def _hint(name: str) -> str:
+    # Presets are often named without their folder.
+    end = _bare(name).rpartition("/")[2]
+    by_end = {known.rpartition("/")[2]: known for known in reversed(shipped_configs())}
+    near = [end] if end in by_end else near_names(end, by_end, _MOST_SUGGESTED)
+    return suggestion([by_end[each] for each in near]) or "`roll-train config` lists them"
+
+
+_EVERY = (
+    "name",
+    "seed",
+    "deterministic",  # what learns from examples is so in any case
+    "output_dir",
+    "steps",
+    "threads",
+    "model",
+    "backend",
+    "cluster",
+    "optimizer",
+    "checkpoint",
+    "tracking",
+    "prompt.template_kwargs",
+    "prompt.chat_template",
+)
+_DEMONSTRATING = (
+    "env_url",
+    "env_token",
+    "serve",
+    "tasks",
+    "prompt",
+    "rollout.max_turns",
+    "rollout.encoding",
+    "rollout.server_timeout_s",
+    "rollout.task_source",
+    "rollout.temperature",  # divides the logits of the learner
+)
+"""Further keys that are read if experts play."""
+_EXAMPLES = {
+    "sft": "sft.data='[{path: chats.jsonl}]'",
+    "dpo": "dpo.data='[{path: pairs.jsonl}]'",
+    "reward": "reward.data='[{path: pairs.jsonl}]'",
+    "distill": "distill.teachers='{main: {path: FOLDER}}'",
+}
+
+
+def check_command(settings: RunSettings, command: str) -> None:
+    """Refuse settings that a command does not read, and a pipeline without its section.
+
+    Args:
+        settings: The run.
+        command: "train", that of a pipeline, or one of "rollout", "eval" and "export".
+
+    Raises:
+        ConfigError: If there is such a setting; the message names it and what to do.
+    """
+    section = settings.section
+    if command == "train":
+        if section is not None:
+            raise ConfigError(
+                f"{section}: is read by `roll-train {section}`: use that command, or leave it out"
+            )
+        return
+    if command not in SECTIONS:
+        _check_shown(settings, command)
+        return
+    if section != command:
+        raise no_section(command, section)
+    read: tuple[str, ...] = (*_EVERY, command)
+    if settings.sft is not None and settings.sft.expert is not None:
+        read = (*read, *_DEMONSTRATING)
+    elif settings.plays:
+        read = tuple(name for name in RunSettings.model_fields if name != "algorithm")
+    for key in _changed(_defaults(), settings.model_dump(mode="json")):
+        if not any(key == name or key.startswith(f"{name}.") for name in read):
+            raise ConfigError(f"{key} is not read by roll-train {command}: leave it out")
+
+
+def no_section(command: str, other: str | None) -> ConfigError:
+    """Return the message for a pipeline whose section is missing, perhaps beside another one's."""
+    told = "" if other is None else f", and not {other}"
+    return ConfigError(f"roll-train {command} reads the section '{command}'{told}: {_EXAMPLES[command]}")
+
+
+def _check_shown(settings: RunSettings, command: str) -> None:
+    """Refuse to play with what does not play, or nowhere."""
+    if settings.reward is not None:
+        raise ConfigError(
+            f"reward: what was trained is a reward model, and roll-train {command} is for policies; the run's folder "
+            "'model' is in Hugging Face layout already"
+        )
+    somewhere = settings.tasks or settings.datasets or settings.rollout.task_source
+    if command != "export" and not somewhere:
+        raise ConfigError(
+            f"roll-train {command} plays episodes, and 'tasks' is empty: name at least one environment, for example "
+            "tasks='[{env_id: FrozenLake-v0}]'"
+        )
+
+
+def _defaults() -> dict[str, Any]:
+    plain = RunSettings.model_construct()
+    return plain.model_dump(mode="json")
+
+
+def _changed(before: Any, now: Any, prefix: str = "") -> list[str]:
+    """Return the keys, as deep as groups of settings go, whose values are not those of before."""
+    if isinstance(before, dict) and isinstance(now, dict) and before.keys() == now.keys():
+        return [
+            key
+            for name in now
+            for key in _changed(before[name], now[name], f"{prefix}.{name}" if prefix else str(name))
+        ]
+    return [] if before == now else [prefix]
+
 
 _SECRET = frozenset({"env_token"})
 _SECRET_NAME = re.compile(r"token$|key$|secret|password|authorization", re.IGNORECASE)
@@ -138,6 +360,11 @@ def _apply_override(values: dict[str, Any], word: str) -> None:
     try:
         value = read_word(text, key)
     except yaml.YAMLError as error:
+        if text[:1] in ("{", "[") and text[-1:] not in ("}", "]") and " " not in text:
+            raise ConfigError(
+                f"'{word}' is the beginning of a value, which the shell cut at a blank: put the whole word in quotes, "
+                "for example 'tasks=[{env_id: FrozenLake-v0}]'"
+            ) from error
         raise ConfigError(f"the value of '{word}' is not YAML: {error}") from error
     _put(values, key, value)
 

@@ -61,8 +61,8 @@ class OptimizerSettings(Settings):
     packed_rows: Literal["auto", "on", "off"] = Field(
         "auto",
         description="Compute rows behind each other, without padding. auto: where attention has a kernel for rows of "
-        "unequal lengths (torch's own in bf16, or flash attention) and the model is exact so; on: everywhere, by "
-        "a slower form where there is no kernel; off: pad rows of like length.",
+        "unequal lengths (torch's own in bf16, or flash attention) and the model is exact so; on: everywhere, in "
+        "a slower form without a kernel; off: pad rows of similar length.",
     )
     shared_prefixes: Literal["auto", "off"] = Field(
         "auto",

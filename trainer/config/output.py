@@ -1,19 +1,107 @@
-"""Output of a run: reports in its own files and to third-party trackers, and checkpoints."""
+"""Output of a run: reports in its own files and to third-party trackers, and checkpoints.
+
+Each tracker has one settings class, which says where its board is, and one key in `TrackingSettings`.
+"""
 
 import warnings
-from typing import Any, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from rollgym.trainer.config.trackers import (
-    TRACKERS,
-    MlflowSettings,
-    SwanlabSettings,
-    TrackerSettings,
-    WandbSettings,
-    others_of,
-)
+from rollgym.clients.process.modules import FormerNameWarning
+from rollgym.extensions import extensions
+from rollgym.suggestions import did_you_mean
+from rollgym.trainer.core.kinds import imported
 from rollgym.trainer.core.strict import Amount, Seconds, Settings, UserPath
+
+GROUP = "rollgym.trackers"
+"""Entry points `name = "module:Class"` of `TrackerSettings` in other packages."""
+
+
+class TrackerSettings(Settings):
+    """A tracker of experiments."""
+
+    name: ClassVar[str]
+    """Its key in `tracking`, or in `tracking.others`."""
+    package: ClassVar[str] = ""
+    """What must be installed for it."""
+    board: ClassVar[str]
+    """`module:attribute` of what opens it, a `Board`, given these settings and the `RunIdentity`."""
+
+
+class WandbSettings(TrackerSettings):
+    """Weights & Biases (the extra `wandb`)."""
+
+    name: ClassVar[str] = "wandb"
+    package: ClassVar[str] = "wandb"
+    board: ClassVar[str] = "rollgym.trainer.learn.tracking:OpenWandb"
+
+    project: str = Field("rollgym", min_length=1)
+    entity: str | None = Field(None, description="Team or user; absent: the one that is logged in.")
+    group: str | None = Field(None, description="Runs of one group are shown together.")
+    tags: list[str] = Field([])
+    mode: Literal["online", "offline"] = Field(
+        "online",
+        description="'offline' needs no network: `wandb sync` sends the folder below `wandb/` later.",
+    )
+
+
+class SwanlabSettings(TrackerSettings):
+    """SwanLab (the extra `swanlab`)."""
+
+    name: ClassVar[str] = "swanlab"
+    package: ClassVar[str] = "swanlab"
+    board: ClassVar[str] = "rollgym.trainer.learn.tracking:OpenSwanlab"
+
+    project: str = Field("rollgym", min_length=1)
+    workspace: str | None = Field(None, description="Absent: that of whoever is logged in.")
+    group: str | None = Field(None, description="Runs of one group are shown together.")
+    tags: list[str] = Field([])
+    mode: Literal["online", "local", "offline"] = Field(
+        "online",
+        description="'local' is for `swanlab watch` on this machine; `swanlab sync` sends what is 'offline' later.",
+    )
+
+
+class MlflowSettings(TrackerSettings):
+    """MLflow (the extra `mlflow`; `pip install mlflow-skinny` is enough where `uri` is a server)."""
+
+    name: ClassVar[str] = "mlflow"
+    package: ClassVar[str] = "mlflow"
+    board: ClassVar[str] = "rollgym.trainer.learn.tracking:OpenMlflow"
+
+    experiment: str = Field("rollgym", min_length=1)
+    uri: UserPath | None = Field(
+        None,
+        description="Tracking server or folder; absent: MLFLOW_TRACKING_URI, or what MLflow does without it.",
+    )
+
+
+def others_of(values: Mapping[Any, Any]) -> dict[str, TrackerSettings]:
+    """Return the settings of trackers that other packages add.
+
+    Raises:
+        ValueError: If there is none of a name, or its package is broken.
+    """
+    added = extensions(GROUP) if values else {}
+    return {str(name): _other(str(name), value, added) for name, value in values.items()}
+
+
+def _other(name: str, value: Any, added: Mapping[str, Any]) -> TrackerSettings:
+    if name not in added:
+        known = {each.name for each in TRACKERS}
+        hint = (
+            f"it is tracking.{name}" if name in known else did_you_mean(name, added) or "no package adds it"
+        )
+        raise ValueError(f"there is no tracker {name[:60]!r} of another package; {hint}")
+    found = imported(name, added[name])
+    if not (isinstance(found, type) and issubclass(found, TrackerSettings) and found.name == name):
+        raise ValueError(
+            f"tracker '{name}' of the package {added[name].owner} is broken: {added[name].path} is no subclass of "
+            f"TrackerSettings with the name '{name}'"
+        )
+    return found.model_validate(value)
 
 
 def current_metric(name: str) -> str:
@@ -51,6 +139,18 @@ class TrackingSettings(Settings):
         return [each for each in (*ours, *self.others.values()) if each is not None]
 
 
+def _kinds(settings: type[Settings]) -> Iterator[type[TrackerSettings]]:
+    """Yield the classes of the keys that hold one tracker's settings, or nothing."""
+    for field in settings.model_fields.values():
+        match get_args(field.annotation):
+            case (type() as kind, none) if none is type(None) and issubclass(kind, TrackerSettings):
+                yield kind
+
+
+TRACKERS = tuple(_kinds(TrackingSettings))
+"""Ours, in the order of their keys."""
+
+
 class CheckpointSettings(Settings):
     """Checkpoints and the rollout log, from which a killed run resumes."""
 
@@ -82,9 +182,8 @@ class CheckpointSettings(Settings):
     def _by_its_current_name(cls, metric: str | None) -> str | None:
         if metric is None or (current := current_metric(metric)) == metric:
             return metric
-        # FutureWarning: Python shows it to the settings' author, and not only to developers.
         warnings.warn(
-            f"checkpoint.best_metric: '{metric}' is called {current} now", FutureWarning, stacklevel=2
+            f"checkpoint.best_metric: '{metric}' is called {current} now", FormerNameWarning, stacklevel=2
         )
         return current
 

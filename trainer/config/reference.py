@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from rollgym.trainer.config.agents import ToolFormats
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.kinds import Named
 from rollgym.trainer.core.strict import models_of
@@ -264,7 +265,7 @@ def _default(field: FieldInfo) -> str:
 def _type_of(field: FieldInfo) -> str:
     """What a setting takes: the names that it chooses among, or its type."""
     for each in field.metadata:
-        if isinstance(each, Named):
+        if isinstance(each, Named | ToolFormats):
             return ", ".join(f"`{name}`" for name in each.known)
     return _type_name(field.annotation)
 

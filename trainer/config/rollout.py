@@ -1,11 +1,16 @@
-"""Settings of the episodes that are played for training."""
+"""Settings of the episodes that are played for training, and of the worked turns that their prompts show first."""
 
-from typing import Any, Literal, Self
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, field_validator, model_validator
+import yaml
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, field_validator, model_validator
 
+from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.trainer.config.agents import agent_kind
-from rollgym.trainer.config.worked_examples import WorkedExamples
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.strict import (
     Amount,
     Count,
@@ -16,6 +21,99 @@ from rollgym.trainer.core.strict import (
     UserPath,
     Weight,
 )
+
+_KEY = "prompt.examples"
+_LARGEST = 2**20
+_MOST = 1000
+
+
+class ExampleMessage(Settings):
+    """A message of a worked turn."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str = Field("", description="Its text.")
+    tool_calls: list[JsonObject] | None = Field(
+        None, description="Calls of tools, for chat templates that write them."
+    )
+    tool_call_id: str | None = Field(None, description="Which call a tool's message answers.")
+    name: str | None = Field(None, description="Name of the tool that answers.")
+
+
+def _form(value: Any) -> str:
+    return "str" if isinstance(value, str) else "list"
+
+
+ExampleMessages = Annotated[list[ExampleMessage], Field(min_length=1, max_length=_MOST)]
+# Which of the two is meant is plain from the value: an error in a message is reported for the message alone.
+WorkedExamples = Annotated[
+    Annotated[ExampleMessages, Tag("list")] | Annotated[UserPath, Tag("str")], Discriminator(_form)
+]
+_MESSAGES: TypeAdapter[list[ExampleMessage]] = TypeAdapter(ExampleMessages)
+
+
+def read_examples(
+    examples: Sequence[ExampleMessage] | str | None, placement: str
+) -> Sequence[ExampleMessage]:
+    """Return the messages of worked turns.
+
+    Args:
+        examples: The messages, or the file that holds them, in YAML or JSON; None without examples.
+        placement: Place of the environment's instruction (`prompt.instruction`).
+
+    Raises:
+        ConfigError: If a file cannot be read, or the messages are not whole turns.
+    """
+    if examples is None:
+        return ()
+    messages = _in_file(Path(examples)) if isinstance(examples, str) else examples
+    where = f"{_KEY}: {examples}" if isinstance(examples, str) else _KEY
+    if problem := _problem(messages, placement):
+        raise ConfigError(f"{where}: {problem}")
+    return messages
+
+
+def _problem(messages: Sequence[ExampleMessage], placement: str) -> str | None:
+    roles = [each.role for each in messages]
+    if roles[0] == "system" and placement == "system":
+        return (
+            "it begins with a system message, and the environment's instruction would be another: set "
+            "prompt.instruction to none or first_user, or leave the system message out"
+        )
+    turns = roles[1:] if roles[0] == "system" else roles
+    if "system" in turns:
+        return "a system message can only be the first"
+    if not turns or turns[0] != "user" or turns[-1] != "assistant":
+        return "worked turns begin with a message of the user, and end with one of the assistant"
+    empty = next(
+        (index for index, each in enumerate(messages) if not (each.content or each.tool_calls)), None
+    )
+    return None if empty is None else f"message {empty} says nothing: give it a content"
+
+
+def _in_file(path: Path) -> list[ExampleMessage]:
+    try:
+        if not os.path.isfile(path):  # a pipe would be waited for, perhaps for ever
+            raise ConfigError(
+                f"{_KEY}: there is no file {path}; paths are taken from the directory of the command"
+            )
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise ConfigError(f"{_KEY}: {path} is larger than the examples of a prompt can be")
+        values = read_yaml(content.decode(), path.name)
+    except OSError as error:
+        raise ConfigError(f"{_KEY}: cannot read {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{_KEY}: {path} is not text in UTF-8: {error.reason}") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{_KEY}: {path} is neither YAML nor JSON: {error}") from error
+    try:
+        return _MESSAGES.validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ConfigError(f"{_KEY}: {path}: {place + ': ' if place else ''}{first['msg']}") from error
+
 
 SUMMARY_TOKENS = 256
 """Longest summary of a policy that compacts its context, by default."""
@@ -36,7 +134,7 @@ class PromptSettings(Settings):
 
     context: Literal["full_history", "last_turns", "single_turn", "compaction"] = Field(
         "full_history",
-        description="With `compaction` the policy writes a summary where its context grows too long, and goes on with "
+        description="With `compaction` the policy writes a summary if its context grows too long, and continues with "
         "the first observation, the summary and the latest observation.",
     )
     turns: Amount | None = Field(
@@ -149,9 +247,9 @@ class RolloutSettings(Settings):
         0,
         ge=0,
         le=1_000_000,
-        description="Groups started beyond those that a step needs; when it is full, those of them that are due and "
-        "not ready are stopped, and begin anew as soon as groups_per_step of them are aside, in a round of their own "
-        "that waits for them. All lengths are trained, long ones later; what they had sampled is thrown away.",
+        description="Groups that are started beyond those that a step needs. When the step is full, those that are due "
+        "and not ready are stopped. When groups_per_step of them are aside, they start again, in a round that waits "
+        "for them. All lengths are trained, long ones later; their first samples are discarded.",
     )
     max_turns: Amount = 30
     max_new_tokens: Amount = 64
@@ -184,7 +282,7 @@ class RolloutSettings(Settings):
     )
     episode_timeout_s: Seconds = Field(300.0, description="A hung episode is cancelled and played again.")
     server_timeout_s: Seconds = Field(
-        300.0, description="A server that is gone is waited for so long; then the run is saved and ends."
+        300.0, description="How long the run waits for a server that is gone; then it is saved and ends."
     )
     max_attempts: Amount = Field(3, description="Attempts at an episode before its group is dropped.")
     max_failed_groups: Count = Field(
@@ -194,10 +292,10 @@ class RolloutSettings(Settings):
     max_steps_without_learning: Count | None = Field(
         200,
         description="Steps in a row with nothing to learn from (no optimizer step, all episodes paid alike, or replies "
-        "that no longer differ) after which the run ends, where the policy is no better than at first. Steps whose "
+        "that no longer differ) after which the run ends, if the policy is not better than at first. Steps whose "
         "episodes are all solved do not count; null: it never ends for that. A policy that solves a share p of its "
         "episodes is ended by chance with a probability of about (1 - p) to the number of episodes in these steps: "
-        "with 64 a step and p 0.001, three times in a million. Raise it where steps have fewer episodes.",
+        "with 64 a step and p 0.001, three times in a million. Raise it if steps have fewer episodes.",
     )
     max_concurrent_sequences: Count = Field(
         256,
@@ -215,8 +313,8 @@ class RolloutSettings(Settings):
     encoding: Literal["json", "msgpack"] = "msgpack"
     log: Literal["none", "process", "machine"] = Field(
         "process",
-        description="What the sampled tokens of episodes under way outlive, so that a resumed run goes on with them: "
-        "nothing, the trainer's process, or the machine (every reply waits for the disk).",
+        description="What the sampled tokens of running episodes survive, so that a resumed run continues with them: "
+        "nothing, a kill of the trainer's process, or a crash of the machine (every reply waits for the disk).",
     )
     agent: str | None = Field(
         None,

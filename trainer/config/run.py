@@ -13,9 +13,7 @@ from rollgym.trainer.algorithms.state import LARGEST_CHANGE
 from rollgym.trainer.config.agents import AgentsSettings
 from rollgym.trainer.config.backend import BackendSettings
 from rollgym.trainer.config.cluster import ClusterSettings
-from rollgym.trainer.config.data import DatasetSettings
-from rollgym.trainer.config.distillation import DistillSettings
-from rollgym.trainer.config.evaluation import EvaluationSettings
+from rollgym.trainer.config.data import DatasetSettings, EvaluationSettings
 from rollgym.trainer.config.inference import InferenceSettings, WeightSettings, disagreement
 from rollgym.trainer.config.model import ModelSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
@@ -27,7 +25,13 @@ from rollgym.trainer.config.rollout import (
     RolloutSettings,
     TaskSettings,
 )
-from rollgym.trainer.config.supervised import DpoSettings, RewardModelSettings, SftSettings, WarmStartSettings
+from rollgym.trainer.config.supervised import (
+    DistillSettings,
+    DpoSettings,
+    RewardModelSettings,
+    SftSettings,
+    WarmStartSettings,
+)
 from rollgym.trainer.core.strict import Amount, ServerUrl, Settings, UserPath
 
 SECTIONS = ("sft", "dpo", "distill", "reward")
@@ -66,13 +70,13 @@ class RunSettings(Settings):
     )
     interleave: Literal["stream", "step"] = Field(
         "stream",
-        description="Where the shares of data sets and environments hold: over the stream of tasks (in every thousand, "
-        "where there are data sets; each drawn by weight, where there are none), or in the tasks of every step.",
+        description="Where the shares of data sets and environments hold: over the stream of tasks (in every thousand "
+        "with data sets; without, each task is drawn by weight), or in the tasks of every step.",
     )
     curriculum: CurriculumSettings | None = Field(
         None,
         description="The shares of each step follow the success in each domain (with interleave step); {} for "
-        "defaults. What they were is written to curriculum.jsonl, and a resumed run goes on with it.",
+        "defaults. They are written to curriculum.jsonl, and a resumed run continues with them.",
     )
     model: ModelSettings = ModelSettings()
     backend: BackendSettings = BackendSettings()
@@ -263,7 +267,7 @@ class RunSettings(Settings):
                 "inference.sleep_level puts servers to sleep while the policy is trained, and rollout.max_staleness "
                 f"{self.rollout.max_staleness} samples meanwhile: set one of them to 0"
             )
-        shares = self.backend.kind == "torch" and self.cluster.kind == "local"
+        shares = self.backend.in_process and self.cluster.kind == "local"
         if self.inference.sleep_level and self.inference.embedded and not shares:
             raise ValueError(
                 f"inference.sleep_level {self.inference.sleep_level}: the embedded engine gives memory back where it "

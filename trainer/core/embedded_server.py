@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from rollgym.clients.process.python_module import python_module
+from rollgym.clients.process.modules import python_module
 from rollgym.trainer.core.errors import RoleDiedError, RunError, TrainerError
 
 _READY = re.compile(r"rollgym serving on (http://\S+)")
-_START_TIMEOUT_S = 60.0
+_START_TIMEOUT_S = 300.0
 _STOP_TIMEOUT_S = 15.0
 _ROLE = "environment"
 _CHUNK = 1 << 16
@@ -172,7 +172,7 @@ async def _wait_until_ready(output: asyncio.StreamReader) -> str:
                 if match := _READY.search(text):
                     return match.group(1)
     except TimeoutError:
-        printed.append(f"not ready within {_START_TIMEOUT_S} s")
+        printed.append(f"not ready within {_START_TIMEOUT_S:g} s")
     # What it says of a mistake goes to standard error, which is ours, too.
     said = "; ".join(printed) or "why, it said above"
     raise RunError(f"the embedded environment server did not start: {said}")

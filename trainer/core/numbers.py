@@ -1,9 +1,13 @@
-"""Numbers from outside, checked at the boundary: a user's code, an environment, an inference engine."""
+"""Numbers from outside, checked at the boundary: a user's code, an environment, an inference engine.
+
+A sign test says how many of some differences may be on the wrong side before chance no longer explains it.
+"""
 
 import math
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import comb
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -12,6 +16,7 @@ from rollgym.trainer.core.errors import InvalidNumberError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
 
 LARGEST = 1e9
 """Magnitude beyond which a number is refused: sums and squares of it must stay far within float32."""
@@ -97,3 +102,24 @@ def _shown(value: object) -> str:
         return f"an integer of {value.bit_length()} bits"  # Python writes none of more than 4300 digits
     text = repr(value) if isinstance(value, bool | int | float | str | None) else f"a {type(value).__name__}"
     return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+CHANCE = 1e-7
+"""How often a sign test may refuse what is right."""
+
+
+def least_by_no_chance(count: int, chance: float = CHANCE) -> int:
+    """Return how many of some tokens are further away by no chance; more than there are if that cannot be said.
+
+    If each is further away with a probability of at most a half, as many or more are with one of at most `chance`.
+
+    Args:
+        count: Number of tokens, 1,000 at most.
+        chance: How often the test may refuse what is right.
+    """
+    tail = 0.0
+    for further in range(count, -1, -1):
+        tail += comb(count, further) / 2.0**count
+        if tail > chance:
+            return further + 1
+    return 0

@@ -17,7 +17,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from rollgym.clients.process.module_paths import current_path
+from rollgym.clients.process.modules import current_path
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, PluginError, TrainerError
 from rollgym.user_code import misnamed, missing_attribute, missing_module
@@ -167,13 +167,16 @@ def load_attribute(path: str) -> Any:
         raise ConfigError(missing_attribute(module, attribute)) from error
 
 
-def one_line(error: BaseException, limit: int = 300) -> str:
+_LONGEST_MESSAGE = 300
+
+
+def one_line(error: BaseException) -> str:
     """Return an error's message on one line of bounded length."""
     try:
         text = " ".join(str(error).split())
     except Exception as another:  # noqa: BLE001 - a user's class may fail at that, too
         text = f"(its message cannot be read: {type(another).__name__})"
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    return text if len(text) <= _LONGEST_MESSAGE else f"{text[:_LONGEST_MESSAGE]}..."
 
 
 def _named(error: BaseException) -> str:

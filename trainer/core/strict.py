@@ -1,16 +1,22 @@
-"""The base of every settings class: implausible values are refused, and values never change after loading."""
+"""The base of every settings class: implausible values are refused, and values never change after loading.
+
+Names that settings and options had before are understood for one release, with a warning that names the new one.
+"""
 
 import re
 import typing
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
+from rollgym.clients.process.modules import FormerNameWarning
 from rollgym.clients.protocol.addresses import server_parts
 from rollgym.suggestions import near_names
+from rollgym.trainer.core.names_of_others import NAMES_OF_OTHERS
 from rollgym.user_paths import expand_user
 
 WRONG_VALUE = "wrong_value"
@@ -99,11 +105,22 @@ class Settings(BaseModel):
 
 def _nearest_key(key: str, settings: type[BaseModel]) -> str:
     """Return the key that was probably meant, of a group of settings or of the groups in it; or where all are."""
-    if near := near_names(key, settings.model_fields):
-        return f"did you mean '{near[0]}'?"
+    every = list(_paths(settings))
+    if (path := NAMES_OF_OTHERS.get(key)) is not None:
+        # In a group, its own keys are named without the group.
+        end = next((path[at:] for at in _starts(path) if path[at:] in every), None)
+        if end is not None:
+            return f"did you mean '{end}'?"
     paths: dict[str, str] = {}
-    for path in _paths(settings):
+    # The least deep first: `dpo.loss` was meant rather than a critic's loss.
+    for path in sorted(every, key=lambda path: path.count(".")):
         paths.setdefault(path.rpartition(".")[2], path)
+    near = near_names(key, settings.model_fields)
+    # A slip at the end of a key of this group is likelier than an equal key elsewhere.
+    if key in paths and not (near and key.startswith(near[0])):
+        return f"did you mean '{paths[key]}'?"
+    if near:
+        return f"did you mean '{near[0]}'?"
     if near := near_names(key, paths):
         return f"did you mean '{paths[near[0]]}'?"
     known = ", ".join(settings.model_fields)
@@ -112,6 +129,11 @@ def _nearest_key(key: str, settings: type[BaseModel]) -> str:
         if len(known) <= _LONGEST_LIST
         else "docs/configuration.md lists those that there are"
     )
+
+
+def _starts(path: str) -> list[int]:
+    """Return the places in a path where a key begins."""
+    return [0, *(at + 1 for at, sign in enumerate(path) if sign == ".")]
 
 
 def _paths(settings: type[BaseModel], depth: int = 3) -> Iterator[str]:
@@ -196,3 +218,27 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for part in typing.get_args(annotation) for model in models_in(part)]
+
+
+def with_current_keys(values: Any, former_keys: Mapping[str, str], section: str) -> Any:
+    """Return the settings of a section under their present names, and warn of each former name.
+
+    Args:
+        values: The settings, or anything else, which is returned unchanged.
+        former_keys: The present name of each key, by its former name.
+        section: The section's name, for the warning.
+
+    Raises:
+        ValueError: If a setting is given by both names.
+    """
+    former = [key for key in former_keys if isinstance(values, Mapping) and key in values]
+    for key in former:
+        if former_keys[key] in values:
+            raise ValueError(f"'{key}' is the former name of '{former_keys[key]}', which is given, too")
+        warn_of_former_name(f"{section}.{key}", f"{section}.{former_keys[key]}")
+    return {former_keys.get(key, key): value for key, value in values.items()} if former else values
+
+
+def warn_of_former_name(former: str, current: str) -> None:
+    """Warn of a name that was given and is another now."""
+    warnings.warn(f"{former} is called {current} now", FormerNameWarning, stacklevel=3)

@@ -1,1 +1,1 @@
-"""Measures policies on fixed sets of tasks, and collects demonstrations; `commands` enters."""
+"""Measures policies on fixed sets of tasks, collects demonstrations, and draws runs; `run` enters."""

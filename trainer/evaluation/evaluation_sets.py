@@ -1,19 +1,23 @@
-"""Fixed evaluation sets: the same tasks at every evaluation, distinct by content."""
+"""Fixed evaluation sets: the same tasks at every evaluation, distinct by content.
 
+Rows that are also trained on are found: their scores do not measure generalisation.
+"""
+
+import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import orjson
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.trainer.assembly.data_check import check_streams
-from rollgym.trainer.config.data import DatasetSettings
-from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.config.data import DatasetSettings, EvaluationSetSettings, RowsSettings
 from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.rollout.data_check import check_streams
 from rollgym.trainer.rollout.environments import EnvironmentPool
-from rollgym.trainer.tasks.dataset import load_streams
+from rollgym.trainer.tasks.dataset import RowStream, load_streams
 from rollgym.trainer.tasks.rows import RowPlace
 from rollgym.trainer.tasks.task import Task
 
@@ -115,3 +119,60 @@ def _task(template: Task, index: int, seed: int) -> Task:
     return Task(
         index, template.env_id, seed, template.kwargs, template.options, template.domain, template.url
     )
+
+
+def overlap_warnings(streams: Sequence[RowStream], sets: Iterable[EvaluationSet]) -> Iterator[str]:
+    """Yield a warning for each evaluation set of rows that are among those of the training data.
+
+    A row is the same one if it gives the same task, or stands at the same place of the same file, by any path or
+    in a copy of it.
+    """
+    for each in sets:
+        if each.settings.dataset is None:
+            continue
+        trained = _trained(streams, each.settings.dataset, each.tasks)
+        if trained:
+            yield (
+                f"warning: evaluation set '{each.name}': {len(trained)} of its {len(each.tasks)} rows are trained on, "
+                f"too (the first: {trained[0].row}): its scores will not show what carries over to other tasks; hold "
+                "these rows out of the training data"
+            )
+
+
+def _trained(streams: Sequence[RowStream], data: RowsSettings, tasks: Sequence[Task]) -> list[Task]:
+    """Return the tasks of an evaluation set whose rows are trained on."""
+    contents = [orjson.dumps(task.options, option=orjson.OPT_SORT_KEYS) for task in tasks]
+    wanted = set(contents)
+    found = {row for stream in streams for row in stream.rows if row in wanted}
+    copies = [stream for stream in streams if _is_same_source(stream.settings, data)]
+    numbers = {number for stream in copies for number in stream.numbers}
+    return [
+        task
+        for task, content in zip(tasks, contents, strict=True)
+        if content in found or _number(task) in numbers
+    ]
+
+
+def _number(task: Task) -> int:
+    """Return the number of a row, which its place ends with."""
+    return int(task.row.rpartition(" ")[2])
+
+
+def _is_same_source(one: RowsSettings, other: RowsSettings) -> bool:
+    if one.path is None or other.path is None:
+        return (one.hub, one.subset, one.split) == (other.hub, other.subset, other.split)
+    if one.split != other.split:
+        return False
+    paths = Path(one.path), Path(other.path)
+    return paths[0].samefile(paths[1]) or _is_copy(*paths)
+
+
+def _is_copy(one: Path, other: Path) -> bool:
+    if not (one.is_file() and other.is_file() and one.stat().st_size == other.stat().st_size):
+        return False
+    return one.suffix == other.suffix and _digest(one) == _digest(other)
+
+
+def _digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "blake2b").digest()

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Protocol
 
 from rollgym.clients.measuring.statistics import rate_difference
-from rollgym.trainer.assembly.agents import PolicyPlayer
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import PLAIN_REPLY
 from rollgym.trainer.core.console import RunConsole
@@ -20,7 +20,32 @@ from rollgym.trainer.evaluation.play import (
     score,
 )
 from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.episodes import PlayEpisode
+from rollgym.trainer.rollout.slots import EpisodeSlots
 from rollgym.trainer.tasks.task import Task, TaskSource
+
+
+class Player(Protocol):
+    """Plays episodes with the policy that are not trained on."""
+
+    def playing(self, purpose: str, max_turns: int, *, greedy: bool = False) -> PlayEpisode:
+        """Return the player of a family of episodes; `greedy` takes the most likely tokens."""
+        ...
+
+    @property
+    def slots(self) -> EpisodeSlots:
+        """Notified of every episode's start and end."""
+        ...
+
+    @property
+    def concurrency(self) -> int:
+        """How many episodes are worth to be played at one time."""
+        ...
+
+    @property
+    def timeout_s(self) -> float | None:
+        """How long an episode may take; None if its player always ends by itself."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +62,7 @@ class Evaluator:
     """
 
     settings: RunSettings
-    player: PolicyPlayer
+    player: Player
     pool: EnvironmentPool
     console: RunConsole
     evaluation_sets: list[EvaluationSet]
@@ -63,7 +88,7 @@ class Evaluator:
                     tasks,
                     self.player.playing(purpose, turns, greedy=mode == "greedy"),
                     self.pool,
-                    self.player.players.slots,
+                    self.player.slots,
                     self.player.concurrency,
                     self.player.timeout_s,
                 )

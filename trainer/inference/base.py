@@ -162,6 +162,14 @@ class WeightSource(Protocol):
         """
         ...
 
+    def require_held(self) -> None:
+        """Make sure that what was read of `tensors` is of this version, once it has been copied or sent.
+
+        Raises:
+            WeightsReleasedError: If training has resumed since.
+        """
+        ...
+
     async def folder(self) -> Path:
         """Return a directory in Hugging Face layout with these weights, written once however many ask."""
         ...

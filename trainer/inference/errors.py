@@ -57,12 +57,20 @@ class WeightUpdateError(WeightsError):
     """An update failed half way: which weights the server holds is undefined."""
 
 
+class BroadcastGroupError(WeightUpdateError):
+    """The group that carries weights to a server cannot be made: the server has none of the new ones."""
+
+
 class WeightsLostError(WeightsError):
     """The server serves weights that this run did not send: it was restarted, or another client updates it."""
 
 
 class ForeignWeightsError(WeightsLostError):
     """Another client sent the server weights after this run had: two runs cannot share it."""
+
+
+class WeightsReleasedError(RunError):
+    """Training has resumed: a server that has not taken a version yet, or was not verified, waits for the next one."""
 
 
 class WrongWeightsError(WeightsError):

@@ -1,1 +1,1 @@
-"""Training batches and their updates; from `assembly` up all enter."""
+"""Training batches and their updates; `evaluation` and `run` enter."""

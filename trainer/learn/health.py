@@ -21,7 +21,7 @@ _FIRST_STEPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class NoLearningReason:
     """Why nothing could be learnt in a step.
 
     Attributes:
@@ -35,32 +35,32 @@ class Sign:
     solved: bool = False
 
 
-FILTERED = Sign(
+FILTERED = NoLearningReason(
     "the filter kept none of the groups",
     "take other tasks, raise rollout.group_size, or have algorithm.filter keep more",
 )
-UNCHOSEN = Sign(
+UNCHOSEN = NoLearningReason(
     "no episode with sampled tokens was chosen", "have algorithm.episodes choose more, or leave it out"
 )
-SKIPPED = Sign(
+SKIPPED = NoLearningReason(
     "every optimizer step was left out, since something was not finite",
     "look at the rewards, or lower optimizer.learning_rate",
 )
-COLLAPSED = Sign(
+COLLAPSED = NoLearningReason(
     "entropy is gone and all episodes of a group have the same replies",
     "where it does worse than before, begin again from an earlier checkpoint with a lower optimizer.learning_rate",
 )
-NO_ADVANTAGE = Sign(
+NO_ADVANTAGE = NoLearningReason(
     "every advantage is 0, since episodes that are compared were paid alike",
     "take tasks that this policy solves now and then, and see whether its replies can be read "
     "(rollout/valid_replies)",
 )
-PAID_ALIKE = Sign(
+PAID_ALIKE = NoLearningReason(
     "all episodes were paid alike",
     "take tasks that this policy solves now and then, and see whether its replies can be read "
     "(rollout/valid_replies)",
 )
-SOLVED = Sign("all episodes were solved", "harder tasks would teach more", solved=True)
+SOLVED = NoLearningReason("all episodes were solved", "harder tasks would teach more", solved=True)
 
 
 def episode_health(groups: Sequence[Group]) -> dict[str, float]:
@@ -113,7 +113,7 @@ class Learning:
     advantages: bool = True
 
 
-def sign_of(metrics: Mapping[str, Any], learning: Learning) -> Sign | None:
+def sign_of(metrics: Mapping[str, Any], learning: Learning) -> NoLearningReason | None:
     """Return why nothing could be learnt in a step; None if something could.
 
     Args:
@@ -125,7 +125,7 @@ def sign_of(metrics: Mapping[str, Any], learning: Learning) -> Sign | None:
     return SOLVED if found is not None and solved else found
 
 
-def _sign(metrics: Mapping[str, Any], learning: Learning) -> Sign | None:
+def _sign(metrics: Mapping[str, Any], learning: Learning) -> NoLearningReason | None:
     if not _number(metrics, "policy/optimizer_steps"):
         if _number(metrics, "rollout/groups_kept") == 0.0:
             return FILTERED
@@ -160,7 +160,7 @@ class RunHealth:
         self._told: Counter[str] = Counter()
         self._first: list[tuple[float, float]] = []
         self._row: list[tuple[float, float]] = []
-        self._sign: Sign | None = None
+        self._sign: NoLearningReason | None = None
         self._steps = self._updated = self._solved = 0
 
     def take_up(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -189,7 +189,7 @@ class RunHealth:
             # The first ones, and ever more rarely after them: many runs have such a step now and then.
             if _doubles(total) or (in_a_row >= _FIRST_STEPS and _doubles(in_a_row)):
                 self._say(
-                    f"health: nothing to learn from {_when(step + 1, in_a_row)}: {sign.reason} ({sign.remedy})"
+                    f"health: {_steps(step + 1, in_a_row)} had nothing to learn from: {sign.reason} ({sign.remedy})"
                 )
         return {"health/steps_without_learning": float(len(self._row))}
 
@@ -220,7 +220,7 @@ class RunHealth:
                 f"{sign.reason}; {sign.remedy}"
             )
 
-    def _follow(self, metrics: Mapping[str, Any]) -> Sign | None:
+    def _follow(self, metrics: Mapping[str, Any]) -> NoLearningReason | None:
         sign = sign_of(metrics, self._learning)
         played = tuple(_number(metrics, f"rollout/{name}") or 0.0 for name in ("success", "reward"))
         self._steps += 1
@@ -244,9 +244,9 @@ class RunHealth:
         return now[place] > first[place]
 
 
-def _when(step: int, in_a_row: int) -> str:
-    """Name the steps that had nothing to learn from, with an opening that no step's own line has."""
-    return f"since step {step + 1 - in_a_row} (now {step})" if in_a_row > 1 else f"in step {step}"
+def _steps(last: int, in_a_row: int) -> str:
+    """Name steps in a row, without the colon behind a number that a step's own line has."""
+    return f"steps {last + 1 - in_a_row} to {last}" if in_a_row > 1 else f"step {last}"
 
 
 def _means(played: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""One update of the policy: rows, advantages once for the whole batch, then optimizer steps."""
+"""One update of the policy: rows, advantages once for the whole batch, then optimizer steps; and its metrics."""
 
 import asyncio
 import math
@@ -12,13 +12,13 @@ from torch import Tensor
 
 from rollgym.trainer.algorithms.aggregation import Denominators, means, merge
 from rollgym.trainer.algorithms.batch import RowBatch
-from rollgym.trainer.algorithms.corrections import version_shares
+from rollgym.trainer.algorithms.corrections import mismatch_metrics, version_shares
 from rollgym.trainer.algorithms.credit import after_update, compute_advantages, select_episodes, with_returns
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.state import AlgorithmState, Memory, adapted_coefficient
 from rollgym.trainer.backends.base import Digest, Scorer, StepReport, TrainBackend, TrainRow
 from rollgym.trainer.backends.batching import pad_rows
-from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.backends.optimizer import SkippedSteps
 from rollgym.trainer.core.errors import InvalidNumberError, TrainerError
 from rollgym.trainer.core.numbers import not_finite
 from rollgym.trainer.core.seeding import derive_seed, generator
@@ -31,9 +31,79 @@ from rollgym.trainer.learn.prepared import (
     sequences_of,
     unpadded,
 )
-from rollgym.trainer.learn.shares import critic_share, policy_share
-from rollgym.trainer.learn.token_fields import PolicyFields
-from rollgym.trainer.learn.update_metrics import mismatch, step_metrics
+from rollgym.trainer.learn.token_fields import PolicyFields, critic_share, policy_share
+
+_LAGS = ("lag_0", "lag_1", "lag_2_up")
+"""Names of parts of the mismatch: tokens of the version that is trained, of the one before it, and of all others."""
+
+
+def _step_metrics(name: str, steps: Sequence[StepReport]) -> dict[str, float]:
+    """Describe the optimizer steps of one model."""
+    if not steps:
+        return {}
+    norms = [taken.gradient_norm for taken in steps if taken.applied]
+    numbers = {
+        f"{name}/optimizer_steps": float(len(norms)),
+        f"{name}/skipped_steps": float(len(steps) - len(norms)),
+    }
+    tokens = sum(taken.tokens.rows for taken in steps)
+    if tokens:
+        computed = sum(taken.tokens.computed for taken in steps)
+        numbers[f"{name}/shared_prefixes"] = 1.0 - computed / tokens
+    return numbers | ({f"{name}/gradient_norm": sum(norms) / len(norms)} if norms else {})
+
+
+def _mismatch(
+    rows: Sequence[TrainRow],
+    outputs: Sequence[Tensor],
+    indices: Sequence[int],
+    batch: EpisodeBatch,
+    version: int,
+) -> dict[str, float]:
+    """Describe how far log-probabilities at the start of an update are from those at sampling.
+
+    In all, by domain, and, if some tokens are of older versions, by how many updates they are behind. Tokens of
+    structured outputs are left out: they were drawn from a part of the vocabulary.
+
+    Args:
+        rows: Rows of the update's first optimizer step.
+        outputs: The log-probabilities of each.
+        indices: Their indices in the batch.
+        batch: The batch.
+        version: The policy version that is trained.
+    """
+    old = torch.cat([line[row.mask] for row, line in zip(rows, outputs, strict=True)])
+    behaviour = torch.cat([PolicyFields.of(row.fields).behaviour_logprobs[row.mask] for row in rows])
+    if not bool((old - behaviour).isfinite().all()):
+        return {}
+    free = torch.cat([_free(row, batch, index) for row, index in zip(rows, indices, strict=True)])
+    metrics = mismatch_metrics(old, behaviour, free)
+    tokens = torch.tensor([int(row.mask.sum()) for row in rows])
+    of_rows = batch.domains
+    domains = [of_rows[index] for index in indices]
+    names = sorted(set(domains))
+    domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
+    parts = {f"domain/{name}": domain == index for index, name in enumerate(names)}
+    sampled_by = [
+        torch.tensor(batch.rows[index].versions)[row.mask] for row, index in zip(rows, indices, strict=True)
+    ]
+    behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
+    if bool(behind.any()):
+        parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
+    for name, part in parts.items():
+        measured = mismatch_metrics(old, behaviour, part & free)
+        metrics |= {f"{name}/{key}": value for key, value in measured.items()}
+    return metrics
+
+
+def _free(row: TrainRow, batch: EpisodeBatch, index: int) -> Tensor:
+    """Return which of a row's trained tokens were drawn from the whole vocabulary."""
+    own = batch.rows[index]
+    turns = batch.trajectories[own.trajectory].turns
+    structured = [number for number, turn in enumerate(turns) if turn.structured]
+    drawn_in = torch.tensor(own.turn_index)[row.mask]
+    return ~torch.isin(drawn_in, torch.tensor(structured, dtype=drawn_in.dtype))
+
 
 _MEMORY = "algorithm"
 """The part of a checkpoint that holds what the algorithm remembers."""
@@ -93,6 +163,25 @@ class Models:
         return [(name, model) for name, model in models.items() if model is not None]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedBatch:
+    """What the optimizer steps of an update have in common.
+
+    Attributes:
+        settings: The algorithm, with the numbers that this update has.
+        rows: The rows that are trained on, with all that the losses read.
+        batch: The same rows, and all episodes that statistics are of.
+        scores: Return of the trajectory of each row.
+        metrics: What is known before the first step.
+    """
+
+    settings: AlgorithmSettings
+    rows: list[TrainRow]
+    batch: EpisodeBatch
+    scores: Tensor
+    metrics: dict[str, float]
+
+
 class Learner:
     """Updates the policy (and critic) on batches of episodes.
 
@@ -143,9 +232,19 @@ class Learner:
             RunError: If too many in a row were skipped.
             PluginError: If the user's code fails.
         """
-        return await asyncio.to_thread(self._update, batch, step, step if version is None else version)
+        version = step if version is None else version
+        prepared = await asyncio.to_thread(self._prepared, batch, version)
+        if not isinstance(prepared, PreparedBatch):
+            return prepared
+        metrics = await asyncio.to_thread(self._optimize, prepared, step, version)
+        return metrics | prepared.metrics
 
-    def _update(self, batch: EpisodeBatch, step: int, version: int) -> dict[str, float]:
+    def _prepared(self, batch: EpisodeBatch, version: int) -> PreparedBatch | dict[str, float]:
+        """Compute what is the same for all optimizer steps of a batch: its rows, with advantages; or say why none is.
+
+        Returns:
+            The batch, or the metrics of an update without an optimizer step.
+        """
         choice = select_episodes(self._settings, batch.episodes)
         if not choice.in_statistics:
             batch = batch.only(choice.kept)
@@ -205,13 +304,16 @@ class Learner:
         ]
         trained = batch.rows_at(indices)
         trained.note_advantages(result.advantages[indices])
-        chosen = [complete[index] for index in indices]
-        metrics = self._optimize(settings, chosen, trained, result.scores[indices], step, version)
-        self._remember(settings, batch, chosen, metrics)
-        numbers = {"batch/rows": float(len(chosen))}
+        numbers = {"batch/rows": float(len(indices))}
         if settings.bootstraps:
             numbers["batch/bootstrapped"] = float(sum(bool(each.next_prompt) for each in batch.trajectories))
-        return metrics | result.metrics | left_out | numbers
+        return PreparedBatch(
+            settings=settings,
+            rows=[complete[index] for index in indices],
+            batch=trained,
+            scores=result.scores[indices],
+            metrics=result.metrics | left_out | numbers,
+        )
 
     def _last_values(self, batch: EpisodeBatch) -> Tensor:
         """Return the critic's values of the prompts at which episodes were cut off, `[trajectories]`; else 0."""
@@ -237,15 +339,9 @@ class Learner:
         kl = settings.kl.model_copy(update={"coefficient": coefficient})
         return settings.model_copy(update={"kl": kl})
 
-    def _remember(
-        self,
-        settings: AlgorithmSettings,
-        batch: EpisodeBatch,
-        rows: Sequence[TrainRow],
-        metrics: dict[str, float],
-    ) -> None:
+    def _remember(self, prepared: PreparedBatch, metrics: dict[str, float]) -> None:
         """Note what later steps read, once a step is taken."""
-        memory = self._models.memory
+        settings, batch, memory = prepared.settings, prepared.batch, self._models.memory
         if settings.kl.target is not None:
             metrics["policy/kl_coefficient"] = settings.kl.coefficient
             coefficient = adapted_coefficient(
@@ -259,7 +355,7 @@ class Learner:
             return
         moved = 0.0
         if settings.tracks_values:
-            metrics["policy/moved"] = moved = self._moved(rows)
+            metrics["policy/moved"] = moved = self._moved(prepared.rows)
         memory.state = after_update(settings, memory.state, batch.episodes, moved)
 
     def _squared_probabilities(self, settings: AlgorithmSettings, rows: Sequence[TrainRow]) -> Tensor | None:
@@ -291,15 +387,10 @@ class Learner:
             self._policy_steps.note(applied=False, why=why)
         return {"policy/optimizer_steps": 0.0, "policy/skipped_steps": float(self._settings.updates)}
 
-    def _optimize(
-        self,
-        settings: AlgorithmSettings,
-        rows: list[TrainRow],
-        batch: EpisodeBatch,
-        scores: Tensor,
-        step: int,
-        version: int,
-    ) -> dict[str, float]:
+    def _optimize(self, prepared: PreparedBatch, step: int, version: int) -> dict[str, float]:
+        """Take the optimizer steps of an update and return their metrics."""
+        settings, rows = prepared.settings, prepared.rows
+        batch, scores = prepared.batch, prepared.scores
         sequences = sequences_of(settings, batch)
         episodes = [row.trajectory for row in batch.rows]
         # What a ratio or a mean is taken over stays in one optimizer step; a group is of whole episodes.
@@ -309,7 +400,7 @@ class Learner:
         policy_steps: list[StepReport] = []
         critic_steps: list[StepReport] = []
         told: dict[str, float] = {}
-        prepared: list[dict[str, float]] = []
+        weighed: list[dict[str, float]] = []
         rate = self._models.policy.learning_rate
         for epoch in range(settings.epochs):
             for indices in self._minibatches(units, step, epoch):
@@ -324,7 +415,7 @@ class Learner:
                         chosen, numbers = prepared_rows(
                             self._models.policy, settings, chosen, of_episodes, updates, seed
                         )
-                        prepared.append(numbers)
+                        weighed.append(numbers)
                     except InvalidNumberError as error:
                         broken = str(error)  # from a user's selection
                 counts = Denominators.from_lengths(
@@ -354,7 +445,7 @@ class Learner:
                         keep_outputs=not (updates or told or self._truncated),
                     )
                 if taken.outputs is not None:
-                    told = mismatch(chosen, taken.outputs, indices, batch, version)
+                    told = _mismatch(chosen, taken.outputs, indices, batch, version)
                 self._policy_steps.note(applied=taken.applied, why=taken.broken)
                 if taken.applied:
                     batch.trained.update(batch.groups_of(indices))
@@ -366,9 +457,11 @@ class Learner:
                     self._critic_steps.note(applied=taken.applied, why=taken.broken)
                     critic_steps.append(taken)
         numbers = means(merge(taken.metrics for taken in [*policy_steps, *critic_steps]))
-        numbers |= step_metrics("policy", policy_steps) | step_metrics("critic", critic_steps)
+        numbers |= _step_metrics("policy", policy_steps) | _step_metrics("critic", critic_steps)
         numbers["policy/learning_rate"] = rate
-        return numbers | _averaged(prepared) | told
+        numbers |= _averaged(weighed) | told
+        self._remember(prepared, numbers)
+        return numbers
 
     def _minibatches(self, units: Sequence[Hashable], step: int, epoch: int) -> list[list[int]]:
         """Cut the rows at random into as many parts as the algorithm takes optimizer steps, units left whole."""

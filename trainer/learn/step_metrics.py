@@ -15,8 +15,7 @@ import numpy as np
 import torch
 
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.timeline import Phase, Timeline
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Outcome, Phase, Timeline, Trajectory
 
 _OF_THE_WAIT = (Phase.GENERATE, Phase.ENVIRONMENT, Phase.VERIFY)
 """Named phases of the time in which a step waits for episodes; the rest is `wait`."""

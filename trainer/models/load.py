@@ -27,12 +27,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from rollgym.trainer.config.model_paths import check_model_path, gguf_file
+from rollgym.trainer.config.model import check_model_path, gguf_file
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.models.chance import without_chance
 from rollgym.trainer.models.gguf import kept_model, read_gguf
 from rollgym.trainer.models.shards import SHARD_BYTES, ShardWriter
-from rollgym.trainer.models.weights import hub_tensors
+from rollgym.trainer.models.weights import hub_tensors, without_chance
 
 _HUB_TIMEOUT_S = 8.0
 _FILES = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
@@ -48,22 +47,23 @@ _UNREADABLE = (
 """Errors of the libraries for a model's files that are missing, damaged, or of an unknown model."""
 
 
-def model_folder(path: str, *, fetch: bool = True) -> Path:
+def model_folder(path: str, key: str = "model.path", *, fetch: bool = True) -> Path:
     """Return the folder of a model: itself, or the local copy of a GGUF file's model, or of the hub's of that name.
 
     Args:
         path: A folder, a GGUF file (`gguf_file`), or a name on the hub such as `Qwen/Qwen2.5-0.5B-Instruct`.
+        key: The setting or the option that names it.
         fetch: Whether to fetch what the cache does not have; if not, the hub is only asked whether it has it.
 
     Raises:
         ConfigError: If it is neither here nor to be had; the message says what to do.
     """
-    if (packed := gguf_file(path)) is not None:
-        check_model_path(path)
+    if (packed := gguf_file(path, key)) is not None:
+        check_model_path(path, key)
         return kept_model(packed, lambda folder: save_model(*read_gguf(packed), folder))
     if Path(path).is_dir():
         return Path(path)
-    check_model_path(path)
+    check_model_path(path, key)
     with suppress(LocalEntryNotFoundError):
         cached = Path(snapshot_download(path, allow_patterns=list(_FILES), local_files_only=True))
         if any(cached.glob("*.safetensors")):
@@ -73,7 +73,7 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
     )
     if constants.HF_HUB_OFFLINE:
         raise ConfigError(
-            f"model.path: there is no folder {path} and no model {path} in the cache {constants.HF_HUB_CACHE}, and "
+            f"{key}: there is no folder {path} and no model {path} in the cache {constants.HF_HUB_CACHE}, and "
             f"HF_HUB_OFFLINE forbids to fetch it: {elsewhere}"
         )
     try:
@@ -81,17 +81,17 @@ def model_folder(path: str, *, fetch: bool = True) -> Path:
         return Path(snapshot_download(path, allow_patterns=list(_FILES))) if fetch else Path(path)
     except GatedRepoError as error:
         raise ConfigError(
-            f"model.path: {path} is given only to those who have accepted its terms: do so on its page, then set "
+            f"{key}: {path} is given only to those who have accepted its terms: do so on its page, then set "
             "HF_TOKEN"
         ) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"model.path: there is no folder {path} here, and the Hugging Face hub has no model of that name, or "
+            f"{key}: there is no folder {path} here, and the Hugging Face hub has no model of that name, or "
             "none that it shows without HF_TOKEN"
         ) from error
     except (HfHubHTTPError, LocalEntryNotFoundError, httpx.HTTPError, OSError) as error:
         raise ConfigError(
-            f"model.path: there is no folder {path} here, and the Hugging Face hub cannot be reached "
+            f"{key}: there is no folder {path} here, and the Hugging Face hub cannot be reached "
             f"({type(error).__name__}): {elsewhere}"
         ) from error
 
@@ -238,3 +238,26 @@ def write_model(
     config.save_pretrained(directory)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(directory)
+
+
+def stop_ids(model: PreTrainedModel) -> frozenset[int]:
+    """Return the ids that the model's generation_config (and its config) name as ends: one, or a list of them.
+
+    Instruct models often end their turns with another token than their tokenizer's end of text, and some with several.
+    """
+    configs = (getattr(model, "generation_config", None), model.config)
+    return frozenset(each for config in configs for each in _listed(getattr(config, "eos_token_id", None)))
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """Return how many token ids a model knows.
+
+    That is the height of its embedding. Tokenizers may have fewer tokens, and some have more.
+    """
+    return int(model.config.get_text_config().vocab_size)
+
+
+def _listed(value: int | Iterable[int] | None) -> Iterable[int]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else value

@@ -19,7 +19,7 @@ attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` com
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollgym.trainer.config.backend_kinds import MemoryLayout
+from rollgym.trainer.config.backend import MemoryLayout
 from rollgym.trainer.models.shape import ModelShape
 
 GIB = 2**30
@@ -118,7 +118,7 @@ class Engine:
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class DeviceBytes:
     """Bytes on each device, by what they are for.
 
     Attributes:
@@ -163,7 +163,7 @@ class Part:
     """
 
     name: str
-    need: Need
+    need: DeviceBytes
     alone: bool = False
     sleeps: bool = False
     devices: frozenset[int] = frozenset()
@@ -223,13 +223,13 @@ class _Group:
     ranks: int
 
 
-def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
+def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what a model in training needs of each of its devices."""
     groups = _groups(shape, sharding, training.vocabulary_head)
     states = [_states(group, training, sharding) for group in groups]
     if training.adapters:
         states.append(_adapters(training, sharding))
-    need = Need(
+    need = DeviceBytes(
         weights=sum(each.weights for each in states),
         gradients=sum(each.gradients for each in states),
         optimizer=sum(each.optimizer for each in states),
@@ -243,7 +243,7 @@ def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> N
     return replace(need, activations=activations, workspace=workspace)
 
 
-def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Need:
+def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what a model needs that is only read: a reference policy."""
     groups = _groups(shape, sharding, head=True)
     cut = sharding.kind == "fsdp2" or sharding.zero_stage == 3
@@ -252,10 +252,12 @@ def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> Ne
     # Without gradient a layer's tensors are freed as soon as the next one has what it needs.
     layer = _kept_per_token(shape, training, sharding) * tokens
     logits = _logit_bytes(shape, training, sharding, training.micro_batch_tokens)
-    return Need(weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, sharding))
+    return DeviceBytes(
+        weights=held, activations=max(layer, logits) + _gathered_bytes(shape, training, sharding)
+    )
 
 
-def engine_need(shape: ModelShape, engine: Engine) -> Need:
+def engine_need(shape: ModelShape, engine: Engine) -> DeviceBytes:
     """Return the bytes that the engine needs on each of its devices."""
     weights = engine.copies * shape.parameters.total * engine.number_bytes // engine.tensor
     cache = shape.cache_numbers_per_token * engine.number_bytes * engine.cached_tokens // engine.tensor
@@ -263,7 +265,7 @@ def engine_need(shape: ModelShape, engine: Engine) -> Need:
         cache = max(engine.reserved_bytes - weights, 0)
     # Logits as they are, and in fp32 as they are scaled, sorted or drawn from.
     logits = engine.rows * shape.vocabulary * (engine.number_bytes + 12)
-    return Need(weights=weights, cache=cache, activations=logits)
+    return DeviceBytes(weights=weights, cache=cache, activations=logits)
 
 
 def activation_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
@@ -293,13 +295,13 @@ def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
     return [_Group(dense, ranks), _Group(experts, max(1, ranks // sharding.expert))]
 
 
-def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
+def _states(group: _Group, training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what a group takes between micro-batches: in full if it is trained, else the weights alone."""
     number, held, ranks = training.number_bytes, group.held, group.ranks
     stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
     cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
     if training.adapters:
-        return Need(weights=number * held // cut[3])
+        return DeviceBytes(weights=number * held // cut[3])
     # Weights in fp32 beside those that are computed with. FSDP2 gathers the latter out of the former; DeepSpeed has
     # fp32 copies of its own even of fp32 weights.
     masters = 0 if sharding.kind == "fsdp2" or (number == 4 and sharding.kind != "deepspeed") else 4 * held
@@ -307,18 +309,20 @@ def _states(group: _Group, training: Training, sharding: Sharding) -> Need:
     gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
     optimizer = 4 * training.moments * held // cut[1]
     if sharding.offload and sharding.kind == "fsdp2":
-        return Need(host=weights + gradients + optimizer)
+        return DeviceBytes(host=weights + gradients + optimizer)
     if sharding.offload:
         cut_weights = weights if cut[3] > 1 else 0
-        return Need(weights - cut_weights, gradients, 0, host=optimizer + masters // cut[1] + cut_weights)
-    return Need(weights + masters // cut[1], gradients, optimizer)
+        return DeviceBytes(
+            weights - cut_weights, gradients, 0, host=optimizer + masters // cut[1] + cut_weights
+        )
+    return DeviceBytes(weights + masters // cut[1], gradients, optimizer)
 
 
-def _adapters(training: Training, sharding: Sharding) -> Need:
+def _adapters(training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what adapters take, which are in fp32 and trained."""
     ranks = sharding.data * sharding.context if sharding.kind in ("fsdp2", "deepspeed") else 1
     held = 4 * training.adapters // ranks
-    return Need(weights=held, gradients=held, optimizer=training.moments * held)
+    return DeviceBytes(weights=held, gradients=held, optimizer=training.moments * held)
 
 
 def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:

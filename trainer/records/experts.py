@@ -78,10 +78,8 @@ class ExpertsWriter:
     def __init__(self) -> None:
         self._last: Experts | None = None
 
-    def fields(self, experts: Experts | None) -> list[object] | None:
-        """Return what `ExpertsReader.read` reads; None if nothing is known."""
-        if experts is None:
-            return None
+    def fields(self, experts: Experts) -> list[object]:
+        """Return what `ExpertsReader.read` reads."""
         same = 0 if self._last is None else _common(self._last, experts)
         self._last = experts
         return [same, _checksum(experts[:same]), *to_bytes(experts[same:])]

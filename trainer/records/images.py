@@ -120,15 +120,6 @@ def images_until(images: Sequence[PlacedImage], end: int) -> tuple[PlacedImage, 
     return tuple(image for image in images if image.end <= end)
 
 
-def first_difference(one: Sequence[PlacedImage], other: Sequence[PlacedImage], length: int) -> int:
-    """Return the first position at which two sequences with the same first `length` ids show other pictures.
-
-    Equal ids do not show which pictures the placeholders stand for. Without a difference, return `length`.
-    """
-    mine, theirs = set(one), set(other)
-    return min((image.start for image in mine ^ theirs if image.start < length), default=length)
-
-
 def read_image(start: int, end: int, png: str, length: int, name: str) -> PlacedImage:
     """Return what `PlacedImage.as_record` wrote.
 

@@ -16,7 +16,7 @@ LEDGER_FILE = "ledger.jsonl"
 """The ledger's name in a run's directory."""
 
 
-class Fate(StrEnum):
+class TaskEvent(StrEnum):
     """The events of a task."""
 
     ISSUED = "issued"
@@ -34,7 +34,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._fates: dict[int, Fate] = {}
+        self._fates: dict[int, TaskEvent] = {}
         self._drop_reasons: dict[int, str] = {}
         self._reissues = 0
         self._file: LineFile | None = None
@@ -42,19 +42,19 @@ class Ledger:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = LineFile(path)
             for line_number, event in enumerate(read_lines(path, "task"), start=1):
-                if event.get("fate") not in [*Fate]:
+                if event.get("fate") not in [*TaskEvent]:
                     raise DamagedFileError(path, line_number)
                 self._apply(event)
 
     def issued(self, index: int, version: int) -> None:
         """A task was handed to a group of episodes."""
         if index not in self._fates:
-            self._write({"task": index, "fate": Fate.ISSUED, "version": version})
+            self._write({"task": index, "fate": TaskEvent.ISSUED, "version": version})
 
     def trained(self, indices: Iterable[int], step: int) -> None:
         """Tasks went into the training step `step`."""
         for index in indices:
-            self._write({"task": index, "fate": Fate.TRAINED, "step": step})
+            self._write({"task": index, "fate": TaskEvent.TRAINED, "step": step})
 
     def dropped(self, index: int, reason: str, detail: str = "") -> None:
         """A task was left out, and why.
@@ -65,15 +65,15 @@ class Ledger:
             detail: More on this one, for people.
         """
         more = {"detail": detail} if detail else {}
-        self._write({"task": index, "fate": Fate.DROPPED, "reason": reason, **more})
+        self._write({"task": index, "fate": TaskEvent.DROPPED, "reason": reason, **more})
 
     def put_aside(self, index: int, version: int) -> None:
         """A task's episodes were stopped because they were not ready in time; it is issued again in a later round."""
-        self._write({"task": index, "fate": Fate.PUT_ASIDE, "version": version})
+        self._write({"task": index, "fate": TaskEvent.PUT_ASIDE, "version": version})
 
     def begun_again(self, index: int, why: str) -> None:
         """An episode of a task lost its environment with the process that played it, and is sampled from its start."""
-        self._write({"task": index, "fate": Fate.ISSUED, "begun_again": why})
+        self._write({"task": index, "fate": TaskEvent.ISSUED, "begun_again": why})
 
     def roll_back(self, next_index: int, step: int, untrained: Iterable[int]) -> list[int]:
         """Return to a checkpoint: every event after it is void, and its tasks will be issued again.
@@ -89,17 +89,17 @@ class Ledger:
         waiting = set(untrained)
         void = sorted(index for index in self._fates if index >= next_index or index in waiting)
         for index in void:
-            self._write({"task": index, "fate": Fate.REISSUED, "resumed_at_step": step})
+            self._write({"task": index, "fate": TaskEvent.REISSUED, "resumed_at_step": step})
         return void
 
-    def fate(self, index: int) -> Fate | None:
+    def fate(self, index: int) -> TaskEvent | None:
         """The last thing said of a task; None if it was never issued."""
         return self._fates.get(index)
 
     def counts(self) -> dict[str, int]:
         """How many tasks have each fate, how often tasks were issued again, and drops by reason."""
         fates = Counter(fate.value for fate in self._fates.values())
-        counts = {fate.value: fates.get(fate.value, 0) for fate in Fate}
+        counts = {fate.value: fates.get(fate.value, 0) for fate in TaskEvent}
         counts["reissues"] = self._reissues
         reasons = Counter(self._drop_reasons.values())
         return counts | {f"dropped/{reason}": count for reason, count in sorted(reasons.items())}
@@ -121,10 +121,10 @@ class Ledger:
             self._file.write(event)
 
     def _apply(self, event: dict[str, Any]) -> None:
-        fate = Fate(event["fate"])
+        fate = TaskEvent(event["fate"])
         self._fates[event["task"]] = fate
         self._drop_reasons.pop(event["task"], None)
-        if fate is Fate.DROPPED:
+        if fate is TaskEvent.DROPPED:
             self._drop_reasons[event["task"]] = event.get("reason", "no reason given")
-        elif fate in (Fate.REISSUED, Fate.PUT_ASIDE):
+        elif fate in (TaskEvent.REISSUED, TaskEvent.PUT_ASIDE):
             self._reissues += 1

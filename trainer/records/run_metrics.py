@@ -299,7 +299,7 @@ _COUNTERS = (
     ),
     RunMetric("rollout/groups_failed", "groups that were dropped, since all attempts at an episode failed"),
     RunMetric("rollout/groups_left_out", "groups that a filter left out as they ended"),
-    RunMetric("rollout/groups_put_aside", "groups that were not ready in time and begin anew later"),
+    RunMetric("rollout/groups_put_aside", "groups that were not ready in time and start again later"),
     RunMetric("rollout/steps_short", "steps that trained on fewer groups than `rollout.groups_per_step`"),
 )
 
@@ -321,8 +321,8 @@ _BACKPRESSURE = (
 _TAKEN_UP = (
     RunMetric("rollout_log/replies", "replies that were taken from the rollout log and not sampled again"),
     RunMetric("rollout_log/tokens", "their tokens", "tokens"),
-    RunMetric("rollout_log/episodes", "episodes that could not be gone on with, and began again"),
-    RunMetric("rollout_log/unasked_replies", "replies of the log that nobody asked for again"),
+    RunMetric("rollout_log/episodes", "episodes that could not continue, and started over"),
+    RunMetric("rollout_log/unasked_replies", "replies of the log that were not asked for again"),
     RunMetric("rollout_log/unasked_tokens", "their tokens", "tokens"),
 )
 

@@ -85,7 +85,7 @@ class ImageSchema(_Schema):
 
 
 class SegmentSchema(_Schema):
-    """One sequence of tokens; see `rollgym.trainer.records.segment.Segment`."""
+    """One sequence of tokens; see `rollgym.trainer.records.trajectory.Segment`."""
 
     ids: list[_Count] = Field(fail_fast=True)
     action_mask: list[Annotated[int, Field(ge=0, le=1)]] = Field(fail_fast=True)

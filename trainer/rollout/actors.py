@@ -12,14 +12,11 @@ from rollgym.clients.process.terminal import wrapped
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.inference.base import GenerationRequest, InferenceClient, SamplingParams
-from rollgym.trainer.records.segment import PrefixBreak
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, PrefixBreak, Trajectory, Turn
 from rollgym.trainer.rollout.context import Compaction, Message
-from rollgym.trainer.rollout.prompts import PromptBuilder
-from rollgym.trainer.rollout.recall import session_key
+from rollgym.trainer.rollout.log_replay import session_key
+from rollgym.trainer.rollout.prompts import Prompt, PromptBuilder
 from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.rollout.rendering import Prompt
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,21 +1,170 @@
-"""One episode: reset, reply, step, until the environment says that it is over."""
+"""One episode: reset, reply, step, until the environment says that it is over; and the session that it is played in.
+
+The environment's metrics are aggregated from one number per turn to one per episode.
+"""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
+from gymnasium import Space
+
+from rollgym.clients.client.operation import ResetResult, StepResult
+from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.trainer.core.errors import InvalidNumberError, UnplayableTaskError
+from rollgym.clients.protocol.messages import EnvInfo
+from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, UnplayableTaskError
 from rollgym.trainer.core.numbers import finite_number
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Phase, Trajectory, Turn
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError, View
 from rollgym.trainer.rollout.context import observation_messages, pictures_of
-from rollgym.trainer.rollout.episode_metrics import EpisodeMetrics
-from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
+
+
+class Session(Protocol):
+    """One environment on a server, as players, agents and coroutines of users see it.
+
+    An `EnvSession`, or one whose answers are in the rollout log (`LoggedSession`). Its attributes and methods are those
+    of `EnvSession`; its lender creates, closes and rebuilds it.
+    """
+
+    @property
+    def session_id(self) -> str:
+        """The id that the server gave the session."""
+        ...
+
+    @property
+    def env(self) -> EnvInfo:
+        """The server's description of the environment."""
+        ...
+
+    @property
+    def env_id(self) -> str:
+        """The id of the session's environment."""
+        ...
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """The arguments that the environment was made with."""
+        ...
+
+    @property
+    def action_space(self) -> Space[Any]:
+        """The action space of the environment."""
+        ...
+
+    @property
+    def observation_space(self) -> Space[Any]:
+        """The observation space of the environment."""
+        ...
+
+    @property
+    def episode(self) -> int:
+        """Index of the episode in the session; -1 before the first reset."""
+        ...
+
+    @property
+    def step_index(self) -> int:
+        """Number of steps taken in the episode."""
+        ...
+
+    @property
+    def seed(self) -> int | None:
+        """Seed of the episode; None before the first reset."""
+        ...
+
+    async def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> ResetResult:
+        """Begin an episode; see `EnvSession.reset`."""
+        ...
+
+    async def step(
+        self, action: Any, *, autoreset: bool = False, timeout_s: float | None = None
+    ) -> StepResult:
+        """Take one action; see `EnvSession.step`."""
+        ...
+
+    async def render(self, mode: str | None = None) -> Any:
+        """Render the environment's state; see `EnvSession.render`."""
+        ...
+
+    async def fork(self, count: int = 1, reseed: int | None = None) -> list[EnvSession]:
+        """Make independent copies at this point; see `EnvSession.fork`."""
+        ...
+
+    async def episode_record(self) -> PortableEpisode:
+        """Return the portable episode; see `EnvSession.episode_record`."""
+        ...
+
+
+AGGREGATIONS: Mapping[str, Callable[[Sequence[float]], float]] = MappingProxyType(
+    {
+        "last": lambda values: values[-1],
+        "sum": sum,
+        "mean": lambda values: sum(values) / len(values),
+        "max": max,
+        "min": min,
+    }
+)
+
+
+class EpisodeMetrics:
+    """Collects `info["metrics"]` turn by turn.
+
+    Args:
+        how: How each metric aggregates over the turns, by name: a key of `AGGREGATIONS`. For a metric without an entry
+            the last value is taken.
+
+    Raises:
+        ConfigError: If an aggregation is unknown.
+    """
+
+    def __init__(self, how: Mapping[str, str]) -> None:
+        if not isinstance(how, Mapping):
+            raise ConfigError(
+                f"an environment's metadata['metrics'] must name how each aggregates, not {how!r:.100}"
+            )
+        for name, way in how.items():
+            if not isinstance(way, str) or way not in AGGREGATIONS:
+                raise ConfigError(
+                    f"metric {name!r} aggregates by {way!r}; known are {', '.join(AGGREGATIONS)}"
+                )
+        self._how = how
+        self._values: dict[str, list[float]] = {}
+        self._refused = 0
+
+    def add(self, info: Mapping[str, Any]) -> None:
+        """Read the metrics of a turn's info: numbers, and booleans as 1 and 0; anything else is ignored.
+
+        A number that is not finite is ignored, too, and counted as `metrics_refused`.
+        """
+        metrics = info.get("metrics")
+        if not isinstance(metrics, Mapping):
+            return
+        for name, value in metrics.items():
+            if isinstance(value, bool):
+                self._values.setdefault(name, []).append(float(value))
+            elif isinstance(value, int | float):
+                self._take(name, value)
+
+    def _take(self, name: str, value: float) -> None:
+        try:
+            number = finite_number(value, name)
+        except InvalidNumberError:
+            self._refused += 1
+        else:
+            self._values.setdefault(name, []).append(number)
+
+    def totals(self) -> dict[str, float]:
+        """Return the aggregated value of each metric."""
+        totals = {
+            name: AGGREGATIONS[self._how.get(name, "last")](values) for name, values in self._values.items()
+        }
+        return totals | ({"metrics_refused": float(self._refused)} if self._refused else {})
+
 
 _LONGEST_ANCHOR = 8192
 

@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 
 from rollgym.clients.protocol.arrays import DecodeError, MediaBytes
-from rollgym.trainer.config.rollout import SUMMARY_REQUEST, SUMMARY_TOKENS, PromptSettings
-from rollgym.trainer.config.worked_examples import ExampleMessage, read_examples
+from rollgym.trainer.config.rollout import (
+    SUMMARY_REQUEST,
+    SUMMARY_TOKENS,
+    ExampleMessage,
+    PromptSettings,
+    read_examples,
+)
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import Plugin, load_plugin
 from rollgym.trainer.records.images import Picture, is_picture

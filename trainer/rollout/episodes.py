@@ -1,5 +1,9 @@
-"""Training episodes: a session is lent, an agent plays in it, rewards may be recomputed; every end has an outcome."""
+"""Training episodes: a session is lent, an agent plays in it, rewards may be recomputed; every end has an outcome.
 
+Rewards may combine several verifiers: each is called over the wire once the response is complete.
+"""
+
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,22 +13,96 @@ from typing import Any, Protocol
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Verdict
 from rollgym.trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
 from rollgym.trainer.core.numbers import MOST_IDS, finite_number
 from rollgym.trainer.core.plugins import Plugin
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.rollout_log import EpisodeKey
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Outcome, Phase, Trajectory
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError
-from rollgym.trainer.rollout.agent import note_failure, play_episode, reward_parts
+from rollgym.trainer.rollout.agent import FAULTS, Session, note_failure, play_episode, reward_parts
 from rollgym.trainer.rollout.environments import EnvironmentPool
-from rollgym.trainer.rollout.logged_session import EpisodeLostError, LoggedSession
-from rollgym.trainer.rollout.mixtures import mix_reward
-from rollgym.trainer.rollout.recall import EpisodeTape, Recall
-from rollgym.trainer.rollout.record_check import ShownRecords, check_record
-from rollgym.trainer.rollout.session import Session
-from rollgym.trainer.tasks.task import Task
+from rollgym.trainer.rollout.log_replay import EpisodeLostError, EpisodeReplay, LoggedSession, LogReplay
+from rollgym.trainer.rollout.recorder import ShownRecords, check_record
+from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task
+
+
+async def _mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
+    """Give the last turn of an episode the weighted sum of all scores, with each part by its name.
+
+    If a verifier cannot decide, such as a judge that is down, the episode fails and is played again; its score is never
+    0. A response that does not pass a gate earns nothing, and the verifiers behind the gate are not called.
+
+    Args:
+        pool: The environments, which include the verifiers.
+        trajectory: The episode; unchanged if its task has no mixture, or its outcome is not a result.
+
+    Raises:
+        ProblemError: If a server refuses the request (unknown verifier, fields that it does not understand).
+    """
+    mixture = trajectory.task.mixture
+    if mixture is None or not trajectory.outcome.is_result or not trajectory.turns:
+        return
+    try:
+        with trajectory.timeline.during(Phase.VERIFY):
+            verdicts = await _verdicts(pool, mixture, trajectory)
+        _pay(trajectory, mixture, verdicts)
+    except (ProblemError, DecodeError, InvalidNumberError) as error:
+        note_failure(trajectory, error)
+
+
+async def _verdicts(
+    pool: EnvironmentPool, mixture: RewardMixture, trajectory: Trajectory
+) -> dict[str, Verdict]:
+    """Call the gates in sequence, then all other verifiers concurrently; stop at the first gate that fails."""
+    found: dict[str, Verdict] = {}
+    for part in mixture.parts:
+        if part.gate is None:
+            continue
+        verdict = found[part.name] = await _ask(pool, part, trajectory)
+        if verdict.outcome in FAULTS or verdict.score < part.gate - 1e-9:
+            return found
+    others = [part for part in mixture.parts if part.gate is None]
+    asked = await asyncio.gather(*(_ask(pool, part, trajectory) for part in others))
+    return found | {part.name: verdict for part, verdict in zip(others, asked, strict=True)}
+
+
+async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> Verdict:
+    client = await pool.client(part.url)
+    item = item_of(part, trajectory.task, trajectory.steps[-1].reply)
+    (verdict,) = await client.verify(part.verifier, [item])
+    return verdict
+
+
+def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
+    """Return a verifier's input: the task's fields, renamed as it needs them, and the response."""
+    fields = dict(task.options or {})
+    renamed = {name: fields[source] for name, source in part.fields.items() if source in fields}
+    return {**fields, **renamed, **part.task, "response": response}
+
+
+def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, Verdict]) -> None:
+    turn, own = trajectory.steps[-1], trajectory.task.env_id
+    for name, verdict in verdicts.items():
+        if verdict.outcome in FAULTS:
+            trajectory.outcome = FAULTS[verdict.outcome]
+            trajectory.detail = f"the verifier {name} could not tell: {verdict.detail}"
+            return
+    shares = {own: mixture.own * turn.reward}
+    for part in mixture.parts:
+        if part.name in verdicts:
+            score = finite_number(verdicts[part.name].score, f"a score of {part.verifier}")
+            shares[part.name] = shares.get(part.name, 0.0) + part.weight * score
+    if len(verdicts) < len(mixture.parts) or any(
+        part.gate is not None and verdicts[part.name].score < part.gate - 1e-9 for part in mixture.parts
+    ):
+        shares = {own: 0.0} | {part.name: 0.0 for part in mixture.parts}
+    # A weight may be any number, and a finite score times it none.
+    turn.reward = finite_number(sum(shares.values()), "the weighted sum of an episode's scores")
+    turn.reward_parts = shares
+    for name, share in shares.items():
+        trajectory.metrics[f"reward/{name}"] = share
 
 
 class BlackBox(Protocol):
@@ -59,7 +137,7 @@ async def play_in_session(
         trajectory = Trajectory(task, member, attempt)
         # The session has already decided whether its problem can be retried: one that gets here is final.
         note_failure(trajectory, error, "make" if lent is None else "reset")
-    await mix_reward(pool, trajectory)
+    await _mix_reward(pool, trajectory)
     trajectory.timeline.queued(asked, time.monotonic() if lent is None else lent)
     return trajectory
 
@@ -74,7 +152,7 @@ class EpisodePlayer:
         max_turns: Turns after which an episode is truncated.
         agent: A user's coroutine that plays in place of the built-in agent.
         reward: A user's function or coroutine that gives the turns their rewards.
-        recall: The rollout log: replays earlier processes' episodes and records new ones; None without one.
+        log_replay: The rollout log: replays earlier processes' episodes and records new ones; None without one.
         lost: Called with the task and the reason if an episode could not be resumed and restarts.
         differs: Called with the task and the difference if a replayed episode did not request all that the log has.
         black_box: Plays with an agent that is a program or a service, in place of the built-in agent.
@@ -88,7 +166,7 @@ class EpisodePlayer:
     max_turns: int
     agent: Plugin | None = None
     reward: Plugin | None = None
-    recall: Recall | None = None
+    log_replay: LogReplay | None = None
     lost: Callable[[int, str], None] = lambda task, why: None
     black_box: BlackBox | None = None
     differs: Callable[[int, str], None] = lambda task, how: None
@@ -117,25 +195,25 @@ class EpisodePlayer:
         return trajectory
 
     async def _logged(self, task: Task, member: int, attempt: int) -> Trajectory:
-        if self.recall is None:
+        if self.log_replay is None:
             return await self._play(task, member, attempt, None)
-        with self.recall.playing(EpisodeKey(task.index, member, attempt)) as tape:
-            if tape.ended is not None:
-                outcome, detail = tape.ended
+        with self.log_replay.playing(EpisodeKey(task.index, member, attempt)) as replay:
+            if replay.ended is not None:
+                outcome, detail = replay.ended
                 return Trajectory(task, member, attempt, outcome=Outcome(outcome), detail=detail)
-            trajectory = await self._play(task, member, attempt, tape)
-            if unasked := tape.unasked():
-                replies, tokens = unasked["unasked_replies"], unasked["unasked_tokens"]
+            trajectory = await self._play(task, member, attempt, replay)
+            if unused := replay.unused_replies():
+                replies, tokens = unused["unasked_replies"], unused["unasked_tokens"]
                 self.differs(task.index, f"member {member}: {replies} replies ({tokens} tokens) were in vain")
             if not trajectory.outcome.is_result:
-                tape.end(trajectory)
+                replay.end(trajectory)
             return trajectory
 
-    async def _play(self, task: Task, member: int, attempt: int, tape: EpisodeTape | None) -> Trajectory:
+    async def _play(self, task: Task, member: int, attempt: int, replay: EpisodeReplay | None) -> Trajectory:
         async def in_session(session: EnvSession) -> Trajectory:
-            if tape is None:
+            if replay is None:
                 return await self._agent(session, task, member, attempt)
-            return await self._go_on(session, tape, task, member, attempt)
+            return await self._go_on(session, replay, task, member, attempt)
 
         try:
             return await play_in_session(self.pool, task, in_session, member, attempt)
@@ -144,10 +222,10 @@ class EpisodePlayer:
             return Trajectory(task, member, attempt, outcome=Outcome.UNPLAYABLE, detail=str(error))
 
     async def _go_on(
-        self, session: EnvSession, tape: EpisodeTape, task: Task, member: int, attempt: int
+        self, session: EnvSession, replay: EpisodeReplay, task: Task, member: int, attempt: int
     ) -> Trajectory:
         """Play from the end of the log, or from the beginning if the environment cannot be brought there."""
-        logged = LoggedSession(session, tape)
+        logged = LoggedSession(session, replay)
         try:
             trajectory = await self._agent(logged, task, member, attempt)
         except (EpisodeLostError, PluginError):
@@ -157,8 +235,8 @@ class EpisodePlayer:
             if logged.lost is None:
                 return trajectory
         self.lost(task.index, f"member {member}: {logged.lost}")
-        tape.cut(0)
-        logged = LoggedSession(session, tape)
+        replay.cut(0)
+        logged = LoggedSession(session, replay)
         return await self._agent(logged, task, member, attempt)
 
     async def _agent(self, session: Session, task: Task, member: int, attempt: int) -> Trajectory:

@@ -16,8 +16,7 @@ from rollgym.trainer.config.rollout import CurriculumSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import DamagedFileError, LineFile, lines_and_sizes, write_errors
 from rollgym.trainer.core.seeding import generator
-from rollgym.trainer.tasks.sources import TaskStream, counts_in_block
-from rollgym.trainer.tasks.task import Task
+from rollgym.trainer.tasks.task import Task, TaskStream, counts_in_block
 
 CURRICULUM_FILE = "curriculum.jsonl"
 """The log's name in a run's directory."""

@@ -16,9 +16,8 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.seeding import derive_seed, generator
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 from rollgym.trainer.tasks.layouts import top_column, value_at, with_question_and_answer
-from rollgym.trainer.tasks.rows import Row, RowPlace, read_rows
-from rollgym.trainer.tasks.sources import InterleavedTaskSource
-from rollgym.trainer.tasks.task import RewardMixture, RewardPart, Task, TaskSource
+from rollgym.trainer.tasks.rows import Row, RowPlace, columns_of, read_rows
+from rollgym.trainer.tasks.task import InterleavedTaskSource, RewardMixture, RewardPart, Task, TaskSource
 
 _MOST_NAMED = 8
 _LONG_NUMBER = re.compile(rb"\d{16}")
@@ -183,8 +182,9 @@ def _is_kept(difficulty: DifficultySettings, row: Row, place: RowPlace) -> bool:
 def _fields(settings: DatasetSettings, row: Row, place: RowPlace) -> bytes:
     missing = [column for column in settings.columns.values() if value_at(row, column) is None]
     if missing:
-        names = ", ".join(str(name) for name in row)
-        raise ConfigError(f"data set {place}: the row has no {', '.join(missing)}; its columns are {names}")
+        raise ConfigError(
+            f"data set {place}: the row has no {', '.join(missing)}; its columns are {columns_of(row)}"
+        )
     read = {*(top_column(row, column) for column in settings.columns.values()), *settings.omit}
     read |= {part.column for part in (settings.route, settings.difficulty) if part is not None}
     fields: dict[str, Any] = {name: value for name, value in row.items() if name not in read}

@@ -13,7 +13,7 @@ from rollgym.clients.protocol.json_text import read_shallow_json
 from rollgym.trainer.config.data import ExamplesSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.tasks.layouts import message_of, text_of, top_column, value_at, with_our_columns
-from rollgym.trainer.tasks.rows import Row, read_rows
+from rollgym.trainer.tasks.rows import Row, columns_of, read_rows
 
 Message = Mapping[str, Any]
 _ROLES = ("system", "user", "assistant", "tool", "developer")
@@ -202,7 +202,7 @@ def _our_row(place: str, row: Row, settings: ExamplesSettings) -> Row:
     except ValueError as error:
         raise ConfigError(f"data set {place}: {error}") from error
     ours = {name: given.get(name) for name in _COLUMNS}
-    return ours | {"": ", ".join(map(str, row)), _PLAIN: settings.texts == "plain"}
+    return ours | {"": columns_of(row), _PLAIN: settings.texts == "plain"}
 
 
 def _need(place: str, row: Row, *names: str, instead: str = "") -> None:

@@ -382,18 +382,3 @@ TASKS: Sequence[TaskLayout] = (
     TaskLayout("OpenAI reinforcement fine-tuning", "messages", "reference_answer"),
 )
 """Layouts of tasks; the first whose question and answer a row has is taken."""
-
-
-def examples_table() -> list[str]:
-    """Return the lines of the table of layouts of examples, as the docs have it."""
-    lines = ["| columns | of | are read as |", "|---|---|---|"]
-    return lines + [
-        f"| {', '.join(f'`{name}`' for name in each.columns)} | {each.whose} | {each.becomes} |"
-        for each in EXAMPLES
-    ]
-
-
-def tasks_table() -> list[str]:
-    """Return the lines of the table of layouts of tasks, as the docs have it."""
-    lines = ["| `question` | `answer` | of |", "|---|---|---|"]
-    return lines + [f"| `{each.question}` | `{each.answer}` | {each.whose} |" for each in TASKS]

@@ -16,6 +16,7 @@ from rollgym.trainer.core.errors import ConfigError
 
 _BATCH_ROWS = 1024
 _SHOWN = 60
+_MOST_COLUMNS = 12
 _NINETEEN_DIGITS = re.compile(rb"\d{19}")
 """Fewer digits have at most 60 bits."""
 
@@ -36,6 +37,13 @@ class RowPlace(NamedTuple):
     def __str__(self) -> str:
         """Return it for a message."""
         return f"{self.source} {self.number}"
+
+
+def columns_of(row: Row) -> str:
+    """Return the names of a row's columns, as many as a message has room for."""
+    names = [str(name)[:_SHOWN] for name in list(row)[:_MOST_COLUMNS]]
+    more = len(row) - len(names)
+    return ", ".join([*names, f"and {more} more"] if more else names)
 
 
 def read_rows(settings: RowsSettings) -> Iterator[tuple[RowPlace, Row]]:

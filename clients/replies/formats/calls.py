@@ -22,7 +22,7 @@ _MOST_FAULTS = 5
 
 
 class UnwritableCallError(ValueError):
-    """A call that a format has no form for: whoever reads what is written would read something else."""
+    """A call that a format has no form for: a reader of the text would read something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Reading:
         calls: In the order in which they were said.
         content: The reply without thinking and without calls.
         faults: One sentence for each call that cannot be read.
-        remaining: The reply without the calls that were read: what cannot be read stays where it is.
+        remaining: The reply without the calls that were read: what cannot be read stays in place.
     """
 
     calls: tuple[ToolCall, ...] = ()
@@ -75,9 +75,11 @@ class CallFormat:
         written_as: What has to be read of calls that were written, and the schemas to read it by, where those of the
             tools are not known.
         mark: What stands before a call; empty where nothing tells a call from its beginning on.
-        bare: How a reply begins that is a call without its mark, blanks aside; empty where there is no such form.
+        bare: How a reply begins that is a call without its mark, blanks aside; empty if the format has no such form.
         whole: Whether all that follows the mark has to be calls: one that cannot be read makes text of all of them.
-        grammar: How a policy is held to calls; None where it cannot be.
+        grammar: How a policy is held to calls; None if it cannot be.
+        template_marks: Texts by which a chat template is known to write calls so: one of them is enough. Empty where
+            no model's template does.
     """
 
     name: str
@@ -90,6 +92,7 @@ class CallFormat:
     bare: str = ""
     whole: bool = False
     grammar: CallGrammar | None = None
+    template_marks: tuple[str, ...] = ()
 
     def read(self, text: str, schemas: Schemas, *, strict: bool = True) -> Reading:
         """Read what a reply says outside thinking; no text raises.
@@ -157,7 +160,7 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
         schemas: What can be called, for formats without types of their own.
         limit: Most calls of one reply; those beyond it are faults.
     """
-    # Half a character (a lone surrogate) is no text that can be kept or sent.
+    # Half a character (a lone surrogate) is not text that can be kept or sent.
     text = strip_thinking(reply).encode(errors="replace").decode()
     reading = form.read(text, schemas)
     faults = reading.faults[:_MOST_FAULTS]
@@ -172,11 +175,11 @@ def read_calls(reply: str, form: CallFormat, schemas: Schemas, limit: int = 16) 
 
 
 def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> Mapping[str, Any] | None:
-    """Return the tag of a call whose arguments are JSON; None for a schema of something that is no object.
+    """Return the tag of a call whose arguments are JSON; None for a schema of something that is not an object.
 
     Args:
         begin: What stands before the arguments.
-        schema: Of the arguments. Where it does not say whether others than it names are allowed, they are not, as
+        schema: Of the arguments. Unless it says whether others than it names are allowed, they are not, as
             inference servers have it.
         end: What stands behind them.
     """
@@ -298,8 +301,8 @@ class Candidate:
     """What is meant as a call.
 
     Attributes:
-        start: Where it begins in the text.
-        end: Where it ends.
+        start: Its begin in the text.
+        end: Its end.
         read: Reads it, or raises `CallFault`.
     """
 

@@ -39,7 +39,7 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
 
 
 def _candidate(text: str, start: int, strict: bool) -> Candidate:
-    """Return what stands behind an opening mark: JSON ends where it ends, whatever marks are in its texts."""
+    """Return what stands behind an opening mark: JSON has an end of its own, whatever marks are in its texts."""
     begin = start + len(_OPENING)
     end = json_end(text, begin)
     if end is not None and text.startswith(_CLOSING, behind := behind_blanks(text, end)):
@@ -92,4 +92,5 @@ HERMES = CallFormat(
     show_result,
     mark=_OPENING,
     grammar=CallGrammar(_tag, separator="\n", marked=True),
+    template_marks=(_OPENING,),
 )

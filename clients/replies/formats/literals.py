@@ -16,7 +16,7 @@ _DEEPEST = 50
 # Python writes no whole number that is longer, neither as text nor as JSON; `0xff...` is read at any length.
 _MOST_DIGITS = 4_300
 _BEYOND = 10**_MOST_DIGITS
-# A text that is never closed goes on to where Python gives up. Nothing can fail behind it, so no place is looked at
+# A text that is never closed lasts until Python gives up. Nothing can fail behind it, so no place is looked at
 # twice.
 _TEXT = (
     r"'''(?:[^'\\]++|\\.|'(?!''))*(?:''')?"
@@ -69,7 +69,7 @@ def _around_texts(text: str, most: int) -> int:
     depth = passed = 0
     for mark in _MARKS.finditer(text):
         if mark["formatted"]:
-            # Some releases of Python begin anew at each of its fields, and no literal has any.
+            # Some releases of Python begin again at each of its fields, and no literal has any.
             raise CallFault(f"{shown(text)} has a formatted text, which is no literal")
         if mark["passed"]:
             passed += len(mark[0])
@@ -95,7 +95,7 @@ def literal_of(node: ast.expr, *, text_keys: bool = True) -> Any:
             writers of JSON make them.
 
     Raises:
-        CallFault: It is no literal, or JSON has no form for it.
+        CallFault: It is not a literal, or JSON has no form for it.
     """
     return _literal(node, 0, text_keys)
 

@@ -40,7 +40,7 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
         content, said = "", plain
     parts = _parts(said.strip(), separator)
     if not strict and len(parts) > 1 and not parts[-1].startswith("{"):
-        # What was said behind calls is no part of them.
+        # What was said behind calls is not part of them.
         content = said_around(content, f"\n{parts.pop()}")
     return collect_whole(text, content, [partial(_call, part, strict) for part in parts])
 
@@ -102,4 +102,5 @@ LLAMA = CallFormat(
     bare="{",
     whole=True,
     grammar=CallGrammar(_call_tag, separator="; "),
+    template_marks=("<|start_header_id|>", _TAG),
 )

@@ -43,7 +43,7 @@ _CALL_ID = re.compile(r"\[CALL_ID\](\w+)\s*\Z")
 def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
     content, mark, said = split_at_mark(text.strip().removesuffix("</s>"), _MARK, _BLANKS)
     if not mark:
-        # The mark is a special token, which decoders are often told to leave out.
+        # The mark is a special token, which decoders often leave out.
         if not _is_meant(content, schemas):
             return Reading(content=content.strip(), remaining=text)
         content, said = "", content
@@ -68,7 +68,7 @@ def _read(text: str, schemas: Schemas, strict: bool) -> Reading:
 
 
 def _split_behind(text: str, place: int | None) -> tuple[str, str]:
-    """Split a text behind the JSON at a place: what was said behind calls is no part of them."""
+    """Split a text behind the JSON at a place: what was said behind calls is not part of them."""
     end = None if place is None else json_end(text, place)
     return (text, "") if end is None else (text[:end], text[end:])
 
@@ -169,4 +169,5 @@ MISTRAL = CallFormat(
     bare="[{",
     whole=True,
     grammar=CallGrammar(_tag, opening="[", separator=", ", closing="]"),
+    template_marks=(_MARK,),
 )

@@ -21,8 +21,84 @@ from rollgym.clients.replies.formats.calls import (
 )
 from rollgym.clients.replies.formats.hermes import show_result
 from rollgym.clients.replies.formats.literals import ExpressionParser, literal_of
-from rollgym.clients.replies.formats.schema_kinds import kind_of, kinds_of
 from rollgym.clients.replies.json_values import CallFault, as_json, parse_json, shown
+
+_KINDS = frozenset({"string", "integer", "number", "boolean", "array", "object", "null"})
+_TEXT = frozenset({"string"})
+_MOST_PARTS = 64
+"""So many parts of a schema are looked at."""
+_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+
+
+def _kinds_of(schema: Any, root: Any = None) -> frozenset[str]:
+    """Return the types that a schema allows; text alone if it names none.
+
+    Args:
+        schema: Of one value.
+        root: Where its references lead: the schema of all arguments.
+    """
+    found: set[str] = set()
+    waiting, followed = [schema], set[str]()
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            break
+        part = waiting.pop()
+        if not isinstance(part, Mapping):
+            continue
+        found.update(_own_kinds(part))
+        waiting += _alternatives(part)
+        reference = part.get("$ref")
+        if isinstance(reference, str) and reference not in followed:
+            followed.add(reference)
+            waiting.append(_referred(reference, root))
+    return frozenset(found) or _TEXT
+
+
+def _kind_of(value: Any) -> frozenset[str]:
+    """Return the names that schemas have for the type of a value."""
+    if value is None:
+        return frozenset({"null"})
+    if isinstance(value, bool):
+        return frozenset({"boolean"})
+    if isinstance(value, int):
+        return frozenset({"integer", "number"})
+    if isinstance(value, float):
+        return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+    if isinstance(value, str):
+        return _TEXT
+    return frozenset({"array"} if isinstance(value, list) else {"object"})
+
+
+def _own_kinds(schema: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the types that a schema names itself, not by its alternatives or by reference."""
+    kinds = schema.get("type")
+    if isinstance(kinds, str | list):
+        yield from _KINDS.intersection([kinds] if isinstance(kinds, str) else filter(_is_text, kinds))
+    elif isinstance(schema.get("enum"), list):
+        for value in schema["enum"][:_MOST_PARTS]:
+            yield from _kind_of(value)
+    elif "const" in schema:
+        yield from _kind_of(schema["const"])
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _alternatives(schema: Mapping[str, Any]) -> list[Any]:
+    lists = [schema[word] for word in _ALTERNATIVES if isinstance(schema.get(word), list)]
+    return [part for parts in lists for part in parts[:_MOST_PARTS]]
+
+
+def _referred(reference: str, root: Any) -> Any:
+    """Return the part of a schema that a reference such as `#/$defs/Name` names; None if it names nothing."""
+    if not reference.startswith("#/"):
+        return None
+    part = root
+    for name in reference[2:].split("/", _MOST_PARTS):
+        part = part.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(part, Mapping) else None
+    return part
+
 
 _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 _CALL_OPENING = re.compile(r"<tool_call>\s*+<function=")
@@ -70,7 +146,7 @@ def _call_end(text: str, begin: int, stop: int) -> int:
 
 
 def _end(text: str, begin: int) -> int:
-    """Return where something in tool_call tags ends that is no call."""
+    """Return where something in tool_call tags ends that is not a call."""
     following = text.find(_OPENING, begin)
     stop = following if following >= 0 else len(text)
     closing = text.find(_CLOSING, begin, stop)
@@ -90,7 +166,7 @@ def _call(schemas: Schemas, parser: ExpressionParser, strict: bool, body: str) -
     for key, value in _parameters(said, properties):
         if strict and key in arguments:
             raise CallFault(f"{shown(key)} is there twice")
-        arguments[key] = _typed(value, kinds_of(properties.get(key), schema), parser)
+        arguments[key] = _typed(value, _kinds_of(properties.get(key), schema), parser)
     return ToolCall(name, arguments)
 
 
@@ -115,13 +191,13 @@ def _parameters(said: str, properties: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def _before_last(text: str, mark: str) -> str:
-    """Return what stands before the last closing mark; all of it where it was cut off."""
+    """Return what stands before the last closing mark; all of it if it was cut off."""
     before, found, rest = text.rpartition(mark)
     return before if found else rest
 
 
 def _named(body: str) -> tuple[str, str] | None:
-    """Split `NAME>what it holds`; None where there is no name."""
+    """Split `NAME>what it holds`; None without a name."""
     name, mark, rest = body.partition(">")
     return (name, rest) if mark and "\n" not in name else None
 
@@ -130,7 +206,7 @@ def _typed(text: str, kinds: frozenset[str], parser: ExpressionParser) -> Any:
     """Return a value of the types that a schema allows.
 
     Where text is allowed, all is text but JSON of another type that is allowed, too. Otherwise numbers, booleans, lists
-    and objects are JSON, or else literals of Python, as models write them. What is neither stays text: whoever calls
+    and objects are JSON, or else literals of Python, as models write them. What is neither stays text: the caller
     the tool says what type was wanted.
     """
     others = kinds - {"string"}
@@ -141,7 +217,7 @@ def _typed(text: str, kinds: frozenset[str], parser: ExpressionParser) -> Any:
         return None
     if "string" in kinds:
         value = _json_value(plain)
-        return value if value is not _NOTHING and kind_of(value) & others else text
+        return value if value is not _NOTHING and _kind_of(value) & others else text
     if plain.lower() in ("null", "true", "false"):
         return {"null": None, "true": True, "false": False}[plain.lower()]
     value = _json_value(plain)
@@ -217,7 +293,7 @@ def _tag(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def _content(value: Any, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return how a parameter's value looks: text as it is, or JSON."""
-    if "string" not in kinds_of(value, schema):
+    if "string" not in _kinds_of(value, schema):
         named = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
         return {"type": "json_schema", "json_schema": {**value, **named}}
     texts = value.get("enum") if isinstance(value, Mapping) else None
@@ -236,4 +312,5 @@ QWEN_XML = CallFormat(
     _written_as,
     mark=_OPENING,
     grammar=CallGrammar(_tag, separator="\n", marked=True),
+    template_marks=("<function=",),
 )

@@ -50,7 +50,7 @@ def _marked(text: str, schemas: Schemas, programs: bool) -> list[tuple[int, int,
     """Return where the tags of tools, and those of programs, begin and end, with the tool and what stands in them.
 
     Each opening mark goes together with the next closing one of its own, that of a fence with the next that ends a
-    line; where there is none, it stays in the text, and no other of its name is looked for.
+    line; without one, it stays in the text, and no other of its name is looked for.
     """
     begin = re.compile(
         rf"<(?P<name>{_any_of(schemas)})>"
@@ -109,7 +109,7 @@ def _several(said: str, schema: Mapping[str, Any], parameter: str) -> Mapping[st
         found = parse_arguments(parse_json(said))
     except CallFault:
         return None
-    known = schema.get("properties", {}).keys()
+    known = _properties(schema).keys()
     return found if parameter in found and found.keys() <= known else None
 
 
@@ -117,10 +117,19 @@ def _only_texts(schemas: Schemas) -> dict[str, str]:
     """Return the one parameter of each tool that needs one text and nothing else."""
     found = {}
     for name, schema in schemas.items():
-        required = schema.get("required", [])
-        if len(required) == 1 and schema.get("properties", {}).get(required[0], {}).get("type") == "string":
+        required = schema.get("required")
+        if not isinstance(required, list | tuple) or len(required) != 1 or not isinstance(required[0], str):
+            continue
+        wanted = _properties(schema).get(required[0])
+        if isinstance(wanted, Mapping) and wanted.get("type") == "string":
             found[name] = required[0]
     return found
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schemas of a tool's parameters; none if an environment declares something else."""
+    found = schema.get("properties")
+    return found if isinstance(found, Mapping) else {}
 
 
 def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
@@ -130,7 +139,7 @@ def _write(calls: Sequence[ToolCall], content: str, schemas: Schemas) -> str:
 
 
 def _body(call: ToolCall, schemas: Schemas) -> str:
-    """Return a text as it is where it is read as it is, and else, as all that is no single text, JSON."""
+    """Return a text as it is if it is read as it is; otherwise, as all that is not a single text, JSON."""
     values = list(call.arguments.values())
     if len(values) == 1 and isinstance(values[0], str):
         plain = f"<{call.name}>{values[0]}</{call.name}>"

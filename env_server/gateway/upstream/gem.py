@@ -2,20 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.upstream_protocols import GEM
 from rollgym.env_server.gateway.upstream.base import (
     LATER,
+    Endpoint,
     EnvironmentSpec,
     SessionUnknownError,
     Upstream,
     UpstreamError,
+    as_text,
+    read_foreign_info,
 )
 from rollgym.env_server.gateway.upstream.http import read_outcome
-from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from rollgym.env_server.gateway.upstream.reading import as_text, read_foreign_info
-from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, detail_of
+from rollgym.env_server.gateway.upstream.targets import Target, TargetLimits
 from rollgym.env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome
 
 PREFIX = "/apis/v1/envs/gem"
@@ -45,7 +48,7 @@ class GemUpstream(Upstream):
         limits: The largest reply, and the number of connections.
     """
 
-    protocol = "gem"
+    protocol = GEM.name
     keeps_sessions = True
 
     def __init__(self, target: Target, env_id: str, token: str | None, limits: TargetLimits) -> None:
@@ -54,6 +57,11 @@ class GemUpstream(Upstream):
         self._client = TargetClient(target, token, limits)
         self._spec = EnvironmentSpec()
         self._sandboxes: dict[str, _Sandbox] = {}
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint) -> Self:
+        """Make the client of a server for one environment."""
+        return cls(endpoint.target, endpoint.env_id, endpoint.token, endpoint.limits)
 
     async def spec(self) -> EnvironmentSpec:
         """GEM says nothing of an environment before it is made."""

@@ -7,22 +7,26 @@
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from gymnasium import Space
 
 from rollgym.clients.protocol.arrays import DecodeError
+from rollgym.clients.protocol.upstream_protocols import HTTP
 from rollgym.clients.protocol.values import decode_value, encode_value
 from rollgym.env_server.gateway.upstream.base import (
     LATER,
+    Endpoint,
     EnvironmentSpec,
     SessionUnknownError,
     Upstream,
     UpstreamError,
+    read_info,
+    read_number,
+    read_spec,
 )
-from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from rollgym.env_server.gateway.upstream.reading import read_info, read_number, read_spec
-from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, detail_of
+from rollgym.env_server.gateway.upstream.targets import Target, TargetLimits
 from rollgym.env_server.workers.base import EnvironmentRaised, Spaces, StepOutcome, Verdict
 
 _SPEC_TIMEOUT_S = 20.0
@@ -40,13 +44,18 @@ class HttpUpstream(Upstream):
         limits: The largest reply, and the number of connections.
     """
 
-    protocol = "http"
+    protocol = HTTP.name
     keeps_sessions = True
 
     def __init__(self, target: Target, token: str | None, limits: TargetLimits) -> None:
         self._client = TargetClient(target, token, limits)
         self._spec = EnvironmentSpec()
         self._kwargs: dict[str, Mapping[str, Any]] = {}
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint) -> Self:
+        """Make the client of a server for one environment."""
+        return cls(endpoint.target, endpoint.token, endpoint.limits)
 
     async def spec(self) -> EnvironmentSpec:
         """The answer of `GET /spec`; a server without it has text in and text out."""

@@ -1,31 +1,53 @@
-"""The protocol `openenv`: one WebSocket to an OpenEnv server is one session, one message at a time."""
+"""The protocol `openenv`: one WebSocket to an OpenEnv server is one session, one message at a time.
+
+Its messages are made and read as one of its clients does, without I/O.
+"""
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
-from rollgym.clients.net.transport import ConnectionLost, WebSocket, open_socket
+import orjson
+
+from rollgym.clients.net.connection import ConnectionLost, WebSocket, open_socket
+from rollgym.clients.protocol import json_text as exact_json
+from rollgym.clients.protocol.arrays import EncodeError
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.frames import dumps
+from rollgym.clients.protocol.upstream_protocols import OPENENV
 from rollgym.clients.protocol.values import encode_value
 from rollgym.env_server.gateway.upstream.base import (
+    Endpoint,
     EnvironmentSpec,
     SessionUnknownError,
     Upstream,
     UpstreamError,
+    as_text,
+    read_foreign_info,
+    read_json,
 )
-from rollgym.env_server.gateway.upstream.http_client import TargetClient, TargetLimits, detail_of
-from rollgym.env_server.gateway.upstream.openenv_messages import (
-    CLOSE,
-    STATE,
-    OpenEnvMessages,
-    OpenEnvRefused,
-    read_data,
-)
-from rollgym.env_server.gateway.upstream.targets import Target
+from rollgym.env_server.gateway.upstream.http_client import TargetClient, detail_of
+from rollgym.env_server.gateway.upstream.targets import Target, TargetLimits
 from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome
 
+_NOT_OBSERVED = frozenset({"done", "reward", "metadata"})
+_MAX_MESSAGE = 1000
+# The classes of OpenEnv's MCP environments. Their text is the JSON of the whole: an action is a tool's name and its
+# arguments, and no observation of a reset has the fields that the schema of a call's observation requires.
+_MCP_ACTIONS = frozenset({"Action", "CallToolAction", "ListToolsAction"})
+_MCP_OBSERVATIONS = frozenset({"CallToolObservation", "ListToolsObservation"})
+_TRUNCATED = ("truncated", "TimeLimit.truncated")
+
+WHOLE = "."
+"""The name in a registration, in place of a field, for texts that are the JSON of the whole object."""
+
+_STATE = dumps({"type": "state"}, binary=False)
+_CLOSE = dumps({"type": "close"}, binary=False)
 _CONNECT_TIMEOUT_S = 10.0
 _GOODBYE_TIMEOUT_S = 5.0
 _SCHEMES = {"http": "ws", "https": "wss"}
@@ -33,6 +55,262 @@ _SPEC_TIMEOUT_S = 20.0
 _FULL_RETRY_S = 5
 _OF_THE_ENVIRONMENT = frozenset({"EXECUTION_ERROR", "VALIDATION_ERROR", "FACTORY_ERROR"})
 _Answer = TypeVar("_Answer")
+
+
+class OpenEnvRefused(Exception):  # noqa: N818 - the name says what happened
+    """The server answered with an error.
+
+    Args:
+        code: One of OpenEnv's.
+        message: The server's message.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.code = code
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEnvMessages:
+    """Builds messages to one environment and reads its answers.
+
+    Attributes:
+        action_field: The field of an action that a text is for; None if a text is the JSON of a whole action.
+        action_is_text: Whether that field takes a text as it is; the text is the field's JSON otherwise.
+        observation_field: The field of a step's observation that is the text; None if that is the observation's JSON.
+        reset_field: The same of a reset's observation.
+        is_named: Whether the registration names that field. One that is only guessed from the schema may be missing in
+            an observation: OpenEnv checks no observation against its schema.
+    """
+
+    action_field: str | None
+    action_is_text: bool
+    observation_field: str | None
+    reset_field: str | None
+    is_named: bool = False
+
+    @classmethod
+    def of(
+        cls, schemas: Mapping[str, Any], action_field: str | None, observation_field: str | None
+    ) -> "OpenEnvMessages":
+        """The messages that fit an environment's schemas.
+
+        Without a name, a text is for the one field that an action must have (or the only one that it may have), and the
+        text of an observation is its one field of text. If no such field exists, the text is the JSON of the whole
+        object.
+
+        Args:
+            schemas: The server's answer to `GET /schema`.
+            action_field: The field that the registration names; `WHOLE` for the JSON of all.
+            observation_field: Likewise.
+
+        Raises:
+            UpstreamError: The schemas cannot be read, or have no such field.
+        """
+        action, observation = _object_schema("action", schemas), _object_schema("observation", schemas)
+        begin = _object_schema("reset_observation", {"reset_observation": observation, **schemas})
+        field = _action_field(action, action_field)
+        return cls(
+            field,
+            field is not None and _takes_text(_properties(action).get(field), action),
+            _observed_field("observation", observation, observation_field),
+            _observed_field("reset_observation", begin, observation_field),
+            observation_field is not None,
+        )
+
+    def reset(self, seed: int | None, parameters: Mapping[str, Any]) -> bytes:
+        """The message that begins an episode."""
+        data = dict(parameters)
+        if seed is not None:
+            data["seed"] = seed
+        return dumps({"type": "reset", "data": data}, binary=False)
+
+    def step(self, text: str) -> bytes:
+        """The message that takes a text as an action.
+
+        A text that should be JSON but is not goes unchanged: the environment judges it.
+        """
+        if not self.action_is_text:
+            # A text that is nested too deeply to be encoded again goes unchanged, too.
+            with suppress(orjson.JSONDecodeError, EncodeError):
+                return self._step(exact_json.read_json(text))
+        return self._step(text)
+
+    def _step(self, value: Any) -> bytes:
+        data = value if self.action_field is None else {self.action_field: value}
+        try:
+            return exact_json.write_json({"type": "step", "data": data})
+        except (TypeError, ValueError) as error:
+            raise EncodeError(f"an action cannot be written as JSON: {error}") from error
+
+    def read_reset(self, answer: bytes) -> tuple[str, Mapping[str, Any]]:
+        """The observation and the info of an answer to a reset.
+
+        Raises:
+            OpenEnvRefused: It is an error.
+            UpstreamError: It cannot be read.
+        """
+        # If only a step's observation has the field, a reset's text is the JSON of its observation.
+        text, info, _ = _read(answer, self.reset_field, must_have=False)
+        return text, info
+
+    def read_step(self, answer: bytes) -> StepOutcome:
+        """Parse the answer to a step. Raises like `read_reset`."""
+        text, info, data = _read(answer, self.observation_field, must_have=self.is_named)
+        done, reward = data.get("done"), data.get("reward")
+        if type(done) is not bool:
+            raise UpstreamError("done of a step is no boolean")
+        if reward is not None and not (isinstance(reward, int | float) and math.isfinite(reward)):
+            raise UpstreamError("the reward is not a finite number")
+        metadata = info.get("metadata", {})
+        truncated = done and any(metadata.get(name) is True for name in _TRUNCATED)
+        terminated = done and (not truncated or metadata.get("terminated") is True)
+        return StepOutcome(text, float(reward or 0.0), terminated, truncated, info)
+
+
+def read_data(answer: bytes) -> dict[str, Any]:
+    """Return the data of an answer.
+
+    Raises:
+        OpenEnvRefused: It is an error.
+        UpstreamError: It cannot be read.
+    """
+    try:
+        message = read_json(answer)
+    except orjson.JSONDecodeError as error:
+        raise UpstreamError("an answer is no JSON") from error
+    data = message.get("data") if isinstance(message, dict) else None
+    if not isinstance(data, dict):
+        raise UpstreamError("an answer is no object with data")
+    if message.get("type") == "error":
+        raise OpenEnvRefused(str(data.get("code", "")), _message(data))
+    return data
+
+
+def _message(data: Mapping[str, Any]) -> str:
+    """The message of an error, and the fields that it concerns."""
+    parts = [str(data.get("message", ""))]
+    errors = data.get("errors")
+    for error in errors if isinstance(errors, list) else []:
+        if isinstance(error, dict):
+            place = error.get("loc")
+            where = ".".join(map(str, place)) if isinstance(place, list) else ""
+            parts.append(f"{where}: {error.get('msg', '')}")
+    return "; ".join(parts)[:_MAX_MESSAGE]
+
+
+def _read(
+    answer: bytes, field: str | None, *, must_have: bool
+) -> tuple[str, Mapping[str, Any], dict[str, Any]]:
+    """The text, the info and all else of an answer with an observation.
+
+    Args:
+        answer: The answer.
+        field: The field that is the text, or None for the JSON of all.
+        must_have: Whether an observation without that field cannot be used; its text is the JSON of all otherwise.
+    """
+    data = read_data(answer)
+    observation = data.get("observation")
+    if not isinstance(observation, dict):
+        raise UpstreamError("there is no observation in the answer")
+    metadata: dict[str, Any] = {}
+    for given in (observation.get("metadata"), data.get("metadata")):
+        if isinstance(given, dict):
+            metadata |= given
+    info = {name: value for name, value in observation.items() if name not in _NOT_OBSERVED}
+    if field is not None and field in observation:
+        text = "" if observation[field] is None else as_text(observation[field])
+        info.pop(field, None)
+    elif must_have and field is not None:
+        raise UpstreamError(f"there is no {field!r} in the observation")
+    else:
+        # OpenEnv's MCP environments say how an episode begins in the metadata, and nowhere else.
+        text = as_text(info or metadata)
+    own = info.get("info")
+    if isinstance(own, dict):
+        del info["info"]
+        info |= own
+    if metadata:
+        info["metadata"] = metadata
+    return text, read_foreign_info(info), data
+
+
+def _object_schema(name: str, schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    schema = schemas.get(name)
+    if not isinstance(schema, dict):
+        raise UpstreamError(f"there is no schema of the {name}")
+    return schema
+
+
+def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The fields that a schema lists; empty if it is a choice between several objects."""
+    properties = schema.get("properties")
+    return properties if isinstance(properties, dict) else {}
+
+
+def _check_field(name: str, schema: Mapping[str, Any], field: str) -> None:
+    properties = _properties(schema)
+    # A schema without a list of fields allows any.
+    if properties and field not in properties:
+        raise UpstreamError(f"the {name} has no field {field!r}: it has {', '.join(sorted(properties))}")
+
+
+def _action_field(schema: Mapping[str, Any], named: str | None) -> str | None:
+    if named == WHOLE:
+        return None
+    if named is not None:
+        _check_field("action", schema, named)
+        return named
+    if schema.get("title") in _MCP_ACTIONS:
+        return None
+    return _only_field(schema, [field for field in _properties(schema) if field != "metadata"])
+
+
+def _observed_field(name: str, schema: Mapping[str, Any], named: str | None) -> str | None:
+    if named == WHOLE:
+        return None
+    if named is not None:
+        _check_field(name, schema, named)
+        return named
+    if schema.get("title") in _MCP_OBSERVATIONS:
+        return None
+    texts = [
+        field
+        for field, each in _properties(schema).items()
+        if field not in _NOT_OBSERVED and _takes_text(each, schema)
+    ]
+    return _only_field(schema, texts)
+
+
+def _only_field(schema: Mapping[str, Any], fields: list[str]) -> str | None:
+    """The one of these fields that is required, or else the only one; None if there are several, or none."""
+    required = schema.get("required")
+    found = [field for field in fields if isinstance(required, list) and field in required]
+    return next((each[0] for each in (found, fields) if len(each) == 1), None)
+
+
+def _takes_text(field: Any, schema: Mapping[str, Any]) -> bool:
+    return any(each.get("type") == "string" for each in _alternatives(field, schema))
+
+
+def _alternatives(field: Any, schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The schemas that a field may fit, with references to definitions followed (once, as pydantic writes them)."""
+    if not isinstance(field, dict):
+        return
+    reference = field.get("$ref")
+    if isinstance(reference, str):
+        definitions = schema.get("$defs")
+        field = definitions.get(reference.removeprefix("#/$defs/")) if isinstance(definitions, dict) else None
+        if not isinstance(field, dict):
+            return
+    choices = field.get("anyOf", field.get("oneOf"))
+    for each in choices if isinstance(choices, list) else [field]:
+        if isinstance(each, dict):
+            yield each
 
 
 class Dialogue:
@@ -153,7 +431,7 @@ class OpenEnvUpstream(Upstream):
         observation_field: The field of an observation that holds the text, likewise.
     """
 
-    protocol = "openenv"
+    protocol = OPENENV.name
     keeps_sessions = True
     ends_with_its_calls = True
 
@@ -176,6 +454,18 @@ class OpenEnvUpstream(Upstream):
         self._sessions: dict[str, Dialogue] = {}
         self._kwargs: dict[str, Mapping[str, Any]] = {}
 
+    @classmethod
+    def connect(cls, endpoint: Endpoint) -> Self:
+        """Make the client of a server for one environment."""
+        named = endpoint.registration
+        return cls(
+            endpoint.target,
+            endpoint.token,
+            endpoint.limits,
+            action_field=named.action_field,
+            observation_field=named.observation_field,
+        )
+
     async def spec(self) -> EnvironmentSpec:
         """The answers of `/schema` and `/metadata`."""
         schemas, metadata = await self._get("/schema"), await self._get("/metadata")
@@ -196,7 +486,7 @@ class OpenEnvUpstream(Upstream):
         """
         dialogue = await Dialogue.open(self._target, "/ws", self._token, self._limit, timeout=timeout)
         try:
-            read_data(await dialogue.ask(STATE, timeout=timeout))
+            read_data(await dialogue.ask(_STATE, timeout=timeout))
         except OpenEnvRefused as refused:
             if refused.code != "EXECUTION_ERROR":
                 dialogue.abort()
@@ -243,7 +533,7 @@ class OpenEnvUpstream(Upstream):
         self._kwargs.pop(key, None)
         dialogue = self._sessions.pop(key, None)
         if dialogue is not None:
-            await dialogue.close(CLOSE)
+            await dialogue.close(_CLOSE)
 
     async def shutdown(self) -> None:
         """Close all connections to the server."""

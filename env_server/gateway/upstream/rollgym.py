@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from gymnasium import Space
 
@@ -11,12 +11,18 @@ from rollgym.clients.net.caller import Caller
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.spaces import parse_space
+from rollgym.clients.protocol.upstream_protocols import ROLLGYM
 from rollgym.clients.protocol.values import decode_value, encode_value
-from rollgym.env_server.gateway.upstream.base import EnvironmentSpec, Upstream, UpstreamError
+from rollgym.env_server.common.logs import CURRENT_TRACE
+from rollgym.env_server.gateway.upstream.base import (
+    Endpoint,
+    EnvironmentSpec,
+    Upstream,
+    UpstreamError,
+    read_spec,
+)
 from rollgym.env_server.gateway.upstream.http import read_outcome, read_verdicts
 from rollgym.env_server.gateway.upstream.node import Node
-from rollgym.env_server.gateway.upstream.reading import read_spec
-from rollgym.env_server.telemetry.logs import CURRENT_TRACE
 from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Spaces, StepOutcome, Verdict
 
 _PATIENCE_S = 60.0
@@ -61,12 +67,18 @@ class RollgymUpstream(Upstream):
         env_id: The environment's id at the server.
     """
 
-    protocol = "rollgym"
+    protocol = ROLLGYM.name
 
     def __init__(self, node: Node, env_id: str) -> None:
         self._env_id = env_id
-        self._node = node
+        self.node: Node = node
         self._sessions: dict[str, _Session] = {}
+
+    @classmethod
+    def connect(cls, endpoint: Endpoint) -> Self:
+        """Make the client of a server for one environment, over the connections of the server's other ones."""
+        node = endpoint.nodes.take(endpoint.target, endpoint.token, endpoint.owner)
+        return cls(node, endpoint.env_id)
 
     async def spec(self) -> EnvironmentSpec:
         """The spec from the server's catalog."""
@@ -157,11 +169,11 @@ class RollgymUpstream(Upstream):
 
     async def shutdown(self) -> None:
         """Need the connections no more."""
-        await self._node.release()
+        await self.node.release()
 
     @property
     def _caller(self) -> Caller:
-        return self._node.link(True).caller
+        return self.node.link(True).caller
 
     def _session(self, key: str) -> _Session:
         session = self._sessions.get(key)

@@ -5,13 +5,14 @@ import ipaddress
 import socket
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import httpx
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.env_server.common.requests import invalid
 from rollgym.env_server.common.settings import ConfigurationError
-from rollgym.env_server.messages.validation import invalid
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -50,6 +51,18 @@ class Target:
     def secure(self) -> bool:
         """Whether it is spoken to over TLS."""
         return self.url.startswith("https:")
+
+
+class TargetLimits(NamedTuple):
+    """The limits for replies of a target and for connections to it.
+
+    Attributes:
+        max_reply_bytes: Larger replies are refused.
+        max_connections: How many are in use at one time.
+    """
+
+    max_reply_bytes: int
+    max_connections: int
 
 
 class TargetRules:

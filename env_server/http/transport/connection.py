@@ -1,11 +1,15 @@
 """HTTP connections that cannot be held for nothing: bounds on heads, on the time of a request, and on connections.
 
 uvicorn leaves these to a proxy in front. A server that is reached directly would otherwise keep, for ever, each
-connection that sends half a request.
+connection that sends half a request. What a connection receives is parsed in slices, so that a megabyte of tiny
+requests or frames, which the event loop delivers as one, does not block the others for seconds.
 """
 
 import asyncio
+import logging
 import re
+import resource
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -19,11 +23,142 @@ from websockets.server import ServerProtocol
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
-from rollgym.env_server.common.admissions import Admissions
-from rollgym.env_server.common.setting_sections import MessageSettings
-from rollgym.env_server.http.transport.descriptors import DescriptorWatch
-from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
-from rollgym.env_server.messages.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.env_server.common.event_loop import SLICE_S, Admissions
+from rollgym.env_server.common.negotiation import PROBLEM_MEDIA_TYPE
+from rollgym.env_server.common.settings import MessageSettings
+
+_SPARE = 8
+_TOLD_AGAIN_S = 60.0
+SLICE_BYTES = 8192
+"""As many bytes are looked at without a look at the clock."""
+CAME = "rollgym.came"
+"""Where a request's scope says when it was read, on the clock of `perf_counter`."""
+_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
+# A name or an address, in brackets if it has colons, and a port (RFC 3986); text before an @ would be a user.
+_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
+# How long incoming bytes are read after the answer, as nginx does: closing the connection with unread bytes resets it,
+# and a client that still sends may then lose the answer.
+_LINGER_S = 5.0
+_LINGER_BYTES = 4 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class DescriptorWatch:
+    """Looks at the descriptor of each new connection, and says when it is one of the last."""
+
+    def __init__(self) -> None:
+        self._told_until = 0.0
+
+    def look(self, descriptor: int) -> None:
+        """Check a new descriptor: the kernel assigns the lowest free number."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit == resource.RLIM_INFINITY or descriptor < limit - _SPARE:
+            return
+        now = time.monotonic()
+        if now >= self._told_until:
+            self._told_until = now + _TOLD_AGAIN_S
+            _log.error(
+                "of %d file descriptors hardly any are left, and without them connections are reset: raise the limit "
+                "(ulimit -n), or lower max_connections",
+                limit,
+            )
+
+
+class ReadSlices:
+    """The data of one connection that was received but not yet parsed.
+
+    Args:
+        admissions: In which turn of the loop data is taken in.
+        transport: The connection; nothing more is read from it while there is data.
+        feed: Parses a slice.
+        is_over: Whether all further data is discarded.
+        has_to_wait: Whether the parsed requests must be answered first; `go_on` is called then.
+        reads_on: Whether to read more from the connection once all data is parsed.
+    """
+
+    def __init__(
+        self,
+        admissions: Admissions,
+        transport: asyncio.Transport,
+        *,
+        feed: Callable[[bytes], None],
+        is_over: Callable[[], bool],
+        has_to_wait: Callable[[], bool],
+        reads_on: Callable[[], bool],
+    ) -> None:
+        self._admissions = admissions
+        self._transport = transport
+        self._feed = feed
+        self._is_over = is_over
+        self._has_to_wait = has_to_wait
+        self._reads_on = reads_on
+        self._data = b""
+        self._at = 0
+        self._is_scheduled = False
+
+    @property
+    def are_left(self) -> bool:
+        """Whether there is data that was not taken in yet."""
+        return self._at < len(self._data)
+
+    def take(self, data: bytes) -> None:
+        """Parse data, or keep it until earlier data is parsed."""
+        if self.are_left:
+            self._data = self._data[self._at :] + data
+            self._at = 0
+            self._transport.pause_reading()
+            return
+        self._data, self._at = data, 0
+        if self._admissions.are_open():
+            self._take_slices()
+        else:
+            self.go_on()
+
+    @property
+    def are_in_line(self) -> bool:
+        """Whether it is this server that is behind with data that was received."""
+        return self._is_scheduled
+
+    def go_on(self) -> None:
+        """Take in what is left, at the next turn of the loop that has time for it."""
+        if self.are_left and not self._is_scheduled:
+            self._is_scheduled = True
+            self._transport.pause_reading()
+            self._admissions.call(self._next_turn)
+
+    def drop(self) -> None:
+        """Discard the data that remains."""
+        self._data, self._at = b"", 0
+
+    def _next_turn(self) -> None:
+        self._is_scheduled = False
+        if not self.are_left:
+            return
+        if self._is_over():
+            self.drop()
+        elif not self._has_to_wait() and self._take_slices() and self._reads_on():
+            self._transport.resume_reading()
+
+    def _take_slices(self) -> bool:
+        """Take in slices, as long as it may take; whether all is taken in, and more may come."""
+        end = perf_counter() + SLICE_S
+        while self.are_left:
+            piece = self._data[self._at : self._at + SLICE_BYTES]
+            self._at += len(piece)
+            self._feed(piece)
+            if self._is_over():
+                self.drop()
+                return False
+            if self._has_to_wait():
+                if self.are_left:
+                    self._transport.pause_reading()
+                return not self.are_left
+            if perf_counter() >= end:
+                self.go_on()
+                return not self.are_left
+        self.drop()
+        return True
 
 
 class _Refusal(NamedTuple):
@@ -44,22 +179,10 @@ class _Refusal(NamedTuple):
         return head.encode() + body
 
 
-CAME = "rollgym.came"
-"""Where a request's scope says when it was read, on the clock of `perf_counter`."""
-
-_OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
-# A name or an address, in brackets if it has colons, and a port (RFC 3986); text before an @ would be a user.
-_HOST = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=%:\[\]-]*")
 _NO_REQUEST = _Refusal(HTTPStatus.BAD_REQUEST, "invalid_request", "this is no request of HTTP/1.1")
 _TOO_SLOW = _Refusal(
     HTTPStatus.REQUEST_TIMEOUT, "invalid_request", "the request did not come to its end in time"
 )
-
-
-# How long incoming bytes are read after the answer, as nginx does: closing the connection with unread bytes resets it,
-# and a client that still sends may then lose the answer.
-_LINGER_S = 5.0
-_LINGER_BYTES = 4 * 1024 * 1024
 
 
 class _Refused(Exception):  # noqa: N818 - never leaves the parser
@@ -115,10 +238,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take in what came: parts of requests."""
         if self._slices is None or not self._slices.are_left:
-            self._came = perf_counter()
             if len(data) <= SLICE_BYTES and self._admissions.are_open():
+                self._came = self._admissions.admitted_at
                 self._take_part(data)
                 return
+            self._came = perf_counter()
         if self._slices is None:
             self._slices = ReadSlices(
                 *(self._admissions, self.transport),
@@ -149,9 +273,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Hand the connection on; the socket has time limits of its own."""
         self._stop_waiting()
         self._is_over = True
-        super().handle_websocket_upgrade()
         # The handshake may have waited for its turn, and nothing was read meanwhile.
         self.transport.resume_reading()
+        super().handle_websocket_upgrade()
 
     def send_400_response(self, msg: str) -> None:
         """Refuse malformed requests and heads that are too large; earlier requests are answered first."""
@@ -166,10 +290,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Start the next request, or close, once a response is complete."""
         super().on_response_complete()
-        # What was sent with the request before it has waited for that first.
-        self._came = perf_counter()
-        if self._slices is not None and not self.pipeline:
-            self._slices.go_on()
+        if self._slices is not None:
+            # What was sent with the request before it has waited for that first.
+            self._came = perf_counter()
+            if not self.pipeline:
+                self._slices.go_on()
         if not self._in_head and self.cycle.response_complete:
             # The rest of the request's body is discarded.
             self._stop_waiting()

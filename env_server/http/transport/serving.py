@@ -1,37 +1,109 @@
-"""Serving an application with uvicorn: its settings, and how it ends."""
+"""Serving an application with uvicorn: its settings, what it has to have, and how it ends."""
 
 import asyncio
+import inspect
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, cast
 
 import uvicorn
+from uvicorn.server import ServerState
 
-from rollgym.env_server.common.admissions import Admissions
-from rollgym.env_server.common.settings import Settings
-from rollgym.env_server.http.transport.connection import http_protocol
-from rollgym.env_server.http.transport.needs import check_uvicorn
+from rollgym.env_server.common.event_loop import Admissions
+from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.http.transport.connection import BoundedHttpProtocol, http_protocol
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
+
+KNOWN = "uvicorn>=0.53,<0.55"
+"""The releases that the tests have run with."""
+_READ: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
+    {
+        BoundedHttpProtocol: (
+            "connections",
+            "cycle",
+            "flow",
+            "headers",
+            "loop",
+            "parser",
+            "pipeline",
+            "scope",
+            "transport",
+        ),
+        CoalescingProtocol: (
+            *("close_sent", "conn", "disconnected", "frames", "handshake_complete", "loop", "queue"),
+            *("read_paused", "send_receive_event_to_app", "transport", "writable"),
+        ),
+    }
+)
+"""The attributes of uvicorn's protocols that this package's read. Overridden methods are found by inspection."""
 
 Message = MutableMapping[str, Any]
 Application = Callable[
     [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
 ]
-
 HARD_LIMIT_FACTOR = 8
 """A frame over the limit is answered `too_large`; one over this many times the limit ends the socket (code 1009)."""
-
 _KEEP_ALIVE_S = 75
 _CLOSE_GRACE_S = 5
 _STANDS_STILL_S = 1.0
 """A loop that has not handled a signal for so many seconds is blocked by an inline environment."""
-
 _log = logging.getLogger(__name__)
+
+
+def _check_uvicorn(config: uvicorn.Config) -> None:
+    """Check that the installed uvicorn has the overridden methods and the attributes that they read.
+
+    Args:
+        config: How HTTP and sockets will be served.
+
+    Raises:
+        ConfigurationError: It has not.
+    """
+    if lacking := [name for ours, reads in _READ.items() for name in _lacking(ours, reads, config)]:
+        raise ConfigurationError(
+            f"uvicorn {uvicorn.__version__} is not one that this release works with (it has no "
+            f"{', '.join(lacking)}): pip install '{KNOWN}'"
+        )
+
+
+def _lacking(ours: type[Any], reads: tuple[str, ...], config: uvicorn.Config) -> Iterator[str]:
+    base = ours.__mro__[1]
+    for name, method in vars(ours).items():
+        if (
+            inspect.isfunction(method)
+            and not name.startswith("_")
+            and not _fits(method, getattr(base, name, None))
+        ):
+            yield f"{base.__name__}.{name}"
+    try:
+        protocol = base(
+            config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+        )
+    except TypeError:
+        yield f"{base.__name__}(config, server_state, app_state)"
+        return
+    # The annotation of a class counts: a transport is there only once a connection is.
+    declared = {name for each in base.__mro__ for name in getattr(each, "__annotations__", ())}
+    yield from (
+        f"{base.__name__}.{name}" for name in reads if not (name in declared or hasattr(protocol, name))
+    )
+
+
+def _fits(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> bool:
+    """Whether a method can be called as the one that overrides it."""
+    if theirs is None:
+        return False
+    try:
+        # Packages for other servers wrap some of them, in whatever they take.
+        inspect.signature(theirs).bind(*inspect.signature(ours).parameters)
+    except TypeError:
+        return False
+    return True
 
 
 def http_config(app: Application, settings: Settings, admissions: Admissions | None = None) -> uvicorn.Config:
@@ -63,7 +135,7 @@ def http_config(app: Application, settings: Settings, admissions: Admissions | N
         log_config=None,
     )
     config.load()
-    check_uvicorn(config)
+    _check_uvicorn(config)
     return config
 
 
@@ -73,7 +145,8 @@ def _admitted(app: Application, admissions: Admissions) -> Application:
     async def begin(
         scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
     ) -> None:
-        await admissions.turn()
+        if not admissions.are_open():
+            await admissions.turn()
         await app(scope, receive, send)
 
     return begin

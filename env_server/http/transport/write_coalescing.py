@@ -10,9 +10,9 @@ from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
-from rollgym.env_server.common.admissions import Admissions
+from rollgym.env_server.common.event_loop import Admissions
 from rollgym.env_server.common.overload import Arrivals
-from rollgym.env_server.http.transport.read_slices import SLICE_BYTES, ReadSlices
+from rollgym.env_server.http.transport.connection import SLICE_BYTES, ReadSlices
 
 MORE = "rollgym.more"
 """In a message to send, says that another one follows at once."""
@@ -67,13 +67,13 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Feed received bytes to the parser, in slices if there are many."""
-        if self.queue.empty() and (self._slices is None or not self._slices.are_left):
-            self._arrivals.come(len(data), self.transport)
-        are_left = self._slices is not None and self._slices.are_left
-        # To put off a few frames would cost as much as to take them in: they wait before they are answered.
-        if len(data) <= SLICE_BYTES and not are_left:
-            super().data_received(data)
-            return
+        if self._slices is None or not self._slices.are_left:
+            if self.queue.empty():
+                self._arrivals.come(len(data), self.transport)
+            # To put off a few frames would cost as much as to take them in: they wait before they are answered.
+            if len(data) <= SLICE_BYTES:
+                super().data_received(data)
+                return
         if self._slices is None:
             self._slices = ReadSlices(
                 *(self._admissions, self.transport),
@@ -183,11 +183,14 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     async def receive(self) -> Any:
         """Return the next message; a received message makes room for another only if the peer reads."""
-        message = await super().receive()
+        message = await self.queue.get()
         if self.queue.empty():
             self._arrivals.read_on()
-        if not self._reads_on():
-            self.transport.pause_reading()
+            if self.read_paused:
+                # uvicorn has stopped to read when the message came, and its own method reads on in any case.
+                self.read_paused = False
+                if self._reads_on():
+                    self.transport.resume_reading()
         return message
 
     def _flush(self) -> None:

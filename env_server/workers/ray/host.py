@@ -3,25 +3,120 @@
 Code of environments runs in the children and never in the actor itself. If an environment hangs while it holds the
 interpreter lock, exits, or exhausts its memory, the actor can still report the operation; and Ray never deserializes an
 environment's objects, which would run code. The children end when the actor does, however it dies.
+
+A call has several operations and a reply several answers. As between an I/O process and its children, replies may
+contain only plain data and arrays.
 """
 
 import asyncio
 import os
+import pickle
 import socket
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from rollgym.clients.protocol.spaces import describe_space
 from rollgym.env_server.workers.base import EnvironmentRaised, EnvSource, OperationTimeout, WorkerLost
 from rollgym.env_server.workers.process import ProcessWorker
-from rollgym.env_server.workers.ray.wire import UNANSWERED, Request, dump_answer, dump_failure, load_requests
+from rollgym.env_server.workers.wire import (
+    RAISED,
+    RESULT,
+    FrameReader,
+    dump_request,
+    dump_result,
+    frame,
+    load_request,
+    load_result,
+)
 
+TIMED_OUT = 3
+"""The operation took too long; the body holds the message."""
+LOST = 4
+"""The environment is gone; the body holds the message, and whether the operation is to blame."""
+
+UNANSWERED = 0
+"""The number of operations whose result is discarded."""
+
+Failure = EnvironmentRaised | OperationTimeout | WorkerLost
 # A call costs as much as dozens of steps, so that answers wait this long for others that may come at once.
 _GATHER_S = 0.001
 # Calls that wait for answers here. One more lets the oldest return, so that there is always room for requests.
 _PARKED_CALLS = 2
+
+
+class Request(NamedTuple):
+    """An operation that is sent to an actor.
+
+    Attributes:
+        number: The number of its answer, or `UNANSWERED`.
+        op: A method of a worker, or `cancel`.
+        arguments: The arguments of the call.
+        timeout: The time-out of the operation, in seconds.
+    """
+
+    number: int
+    op: str
+    arguments: tuple[Any, ...]
+    timeout: float | None
+
+
+class Answer(NamedTuple):
+    """The result of an operation."""
+
+    number: int
+    result: Any
+    failure: Failure | None
+
+
+def dump_requests(requests: Iterable[Request]) -> bytes:
+    """Write requests. They are an I/O process's own."""
+    return dump_request([tuple(request) for request in requests])
+
+
+def load_requests(body: bytes) -> Iterator[Request]:
+    """Read requests, in their order."""
+    return map(Request._make, load_request(body))
+
+
+def dump_answer(number: int, result: Any) -> bytes:
+    """Write a result. It came from a child process, so that it is plain data."""
+    return frame(number, RESULT, dump_result(result))
+
+
+def dump_failure(number: int, failure: Failure) -> bytes:
+    """Encode why an operation has no result."""
+    if isinstance(failure, EnvironmentRaised):
+        return frame(
+            number, RAISED, dump_result((failure.error_class, failure.message, failure.builtin_bases))
+        )
+    if isinstance(failure, OperationTimeout):
+        return frame(number, TIMED_OUT, dump_result((str(failure),)))
+    return frame(number, LOST, dump_result((str(failure), failure.at_fault)))
+
+
+def load_answers(body: bytes) -> Iterator[Answer]:
+    """Read the answers of one reply."""
+    for number, status, content in FrameReader().feed(body):
+        try:
+            read = load_result(content)
+        except pickle.UnpicklingError as error:
+            yield Answer(number, None, EnvironmentRaised("TypeError", str(error)))
+            continue
+        if status == RESULT:
+            yield Answer(number, read, None)
+        else:
+            yield Answer(number, None, _failure(status, read))
+
+
+def _failure(status: int, content: tuple[Any, ...]) -> Failure:
+    if status == RAISED:
+        return EnvironmentRaised(*content)
+    if status == TIMED_OUT:
+        return OperationTimeout(*content)
+    message, at_fault = content
+    return WorkerLost(message, at_fault=at_fault)
 
 
 class Host:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from rollgym.env_server.common.setting_sections import RaySettings
+from rollgym.env_server.common.settings import RaySettings
 from rollgym.env_server.workers import boundary
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
@@ -23,10 +23,8 @@ from rollgym.env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from rollgym.env_server.workers.ray.actor import ActorLost, RayActor
 from rollgym.env_server.workers.ray.cluster import RayCluster
-from rollgym.env_server.workers.ray.pool import RayPool
-from rollgym.env_server.workers.ray.scaling import ScalingPolicy
+from rollgym.env_server.workers.ray.pool import ActorLost, RayActor, RayPool, ScalingPolicy
 from rollgym.env_server.workers.wire import read_space
 
 # The number of actors that may die during one environment's operations before it is blamed.

@@ -1,11 +1,12 @@
 """Runs what a policy has written: each request in a process of its own, forked from this one, which stays clean.
 
 The first line of the input holds the program and its bounds, every further line one request; the answers leave by a
-copy of the standard output that the program's processes do not have. Inputs only come in here. Whoever takes this
-process over can answer what he likes, and knows no more of what is expected than before.
+copy of the standard output that the program's processes do not have. Inputs only come in here. A program that takes
+this process over can answer what it likes, and knows no more of what is expected than before.
 """
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import json
@@ -21,8 +22,9 @@ from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NoReturn
 
-from rollgym.envs.code.inside import objects, processes, values
+from rollgym.envs.code.inside import objects, values
 
+SET_DUMPABLE, SET_CHILD_SUBREAPER = 4, 36
 _COMMON = (
     *("bisect", "collections", "copy", "datetime", "decimal", "fractions", "functools", "heapq", "itertools"),
     *("operator", "random", "re", "statistics", "string", "typing", "hashlib", "math"),
@@ -82,9 +84,9 @@ class Child:
         for descriptor in (self.requests, self.answers, self.errors):
             if descriptor >= 0:
                 os.close(descriptor)
-        processes.end_orphans(spared)
+        end_orphans(spared)
         if self.directory:
-            processes.remove(self.directory)
+            remove(self.directory)
 
 
 class Server:
@@ -117,7 +119,7 @@ class Server:
         return name
 
     def serve(self) -> None:
-        """Answer until there are no more requests, or too many ran out of time."""
+        """Answer until the requests end, or too many ran out of time."""
         for line in self._lines:
             request = json.loads(line)
             in_time = self.setup["late"] < self.setup["patience"]
@@ -230,10 +232,10 @@ class Server:
 
 def main() -> None:
     """Serve on the standard streams."""
-    source, channel = (processes.high(os.dup(descriptor)) for descriptor in (0, 1))
-    processes.silence(0, 1)
-    processes.control(processes.SET_CHILD_SUBREAPER, 1)
-    processes.control(processes.SET_DUMPABLE, 0)
+    source, channel = (high(os.dup(descriptor)) for descriptor in (0, 1))
+    silence(0, 1)
+    control(SET_CHILD_SUBREAPER, 1)
+    control(SET_DUMPABLE, 0)
     server = Server(source, channel)
     program = " ".join(text for _, text in server.setup["units"])
     for name in _COMMON:
@@ -276,7 +278,7 @@ def _begin(
     # Graders of the field lift this bound of Python's; what a long number costs is the program's own time.
     sys.set_int_max_str_digits(0)
     # A program may look at itself, as by /dev/stdin.
-    processes.control(processes.SET_DUMPABLE, 1)
+    control(SET_DUMPABLE, 1)
     seconds = math.ceil(setup["cpu_seconds"])
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -297,11 +299,11 @@ def _begin(
         # Threads that are left are waited for, and what it has registered for its end is done, as in any program.
         sys.exit()
     os.close(erring)
-    processes.silence(2)
+    silence(2)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
-    _converse(setup, first, processes.high(wanted), processes.high(answering))
+    _converse(setup, first, high(wanted), high(answering))
 
 
 def _load(units: list[list[str]], name: str) -> types.ModuleType:
@@ -345,3 +347,84 @@ def _guarded(act: Callable[[], Any]) -> tuple[bool, Any]:
         return True, act()
     except BaseException as error:  # noqa: BLE001
         return False, objects.described(error)
+
+
+def silence(*descriptors: int) -> None:
+    """Turn descriptors to where nothing is read and nothing kept."""
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in descriptors:
+        os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def control(option: int, value: int) -> None:
+    """Set a property of this process, where the system has it."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def high(descriptor: int) -> int:
+    """Return a copy of a descriptor with a high number, in its place."""
+    # Out of the way of programs that close or count the low ones.
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 4096)
+    for number in range(limit - 1, limit - 32, -1):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.dup2(descriptor, number, inheritable=False)
+            os.close(descriptor)
+            return number
+    return descriptor
+
+
+def end_orphans(spared: Collection[int]) -> None:
+    """Kill what programs have started beside themselves: it is handed to this process when its parent ends.
+
+    Args:
+        spared: Children that are kept.
+    """
+    while True:
+        if not spared:
+            try:
+                os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                # The common case, without a look at every process.
+                return
+        orphans = [pid for pid in _children() if pid not in spared]
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def remove(directory: str) -> None:
+    """Remove a directory with whatever is in it."""
+    try:
+        os.rmdir(directory)
+    except OSError:
+        # Only here: the import takes long, and hardly any program leaves files.
+        import shutil
+
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _children() -> list[int]:
+    mine = os.getpid()
+    found: list[int] = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        # Then the end of the run ends them.
+        return found
+    for name in names:
+        if name.isdigit():
+            with (
+                contextlib.suppress(OSError, ValueError, IndexError),
+                open(f"/proc/{name}/stat", encoding="utf-8", errors="replace") as file,
+            ):
+                if int(file.read().rpartition(")")[2].split()[1]) == mine:
+                    found.append(int(name))
+    return found

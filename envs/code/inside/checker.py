@@ -1,4 +1,4 @@
-"""Runs tests that cannot be told as inputs and expected values, away from the program that they test.
+"""Runs tests that cannot be expressed as inputs and expected values, away from the program that they test.
 
 Names of the program stand for calls that leave this process as values and come back as values. The cases report by a
 copy of the standard output, so that nothing that a test prints is taken for a report.
@@ -12,7 +12,7 @@ import unittest
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.envs.code.inside import proxies, pytest_stand_in, stops, values
+from rollgym.envs.code.inside import proxies, pytest_stand_in, values
 from rollgym.envs.code.inside.tested_program import Program
 
 _MOST_DIGITS = 100_000
@@ -49,7 +49,7 @@ class Case:
 
     Args:
         number: Of the case.
-        reporter: Told how it ended.
+        reporter: Called with how it ended.
         program: What is tested.
         alone: Whether it must ask the program itself, and not build on what earlier cases have asked.
     """
@@ -72,7 +72,7 @@ class Case:
         return self
 
     def again(self) -> None:
-        """Go on with the program as it was at first."""
+        """Continue with the program as it was at first."""
         self._tell({"again": self._number})
         self._program.let_go()
 
@@ -125,14 +125,14 @@ def _run(line: Line, program: Program) -> None:
     names["__pair__"] = lambda number, args, kwargs, expected: _tell_pair(
         line, number, args, kwargs, expected
     )
-    names |= stops.names()
+    names |= proxies.stand_in_names()
     for file, text in setup["before"]:
-        exec(stops.compiled(file, text), names)
+        exec(proxies.compiled(file, text), names)
     for name in setup["names"]:
         kind = proxies.Class if name in setup["classes"] else proxies.Function
         names[name] = kind(program, name)
     for file, text in setup["units"]:
-        exec(stops.compiled(file, text), names)
+        exec(proxies.compiled(file, text), names)
     for number, name in setup["functions"]:
         pytest_stand_in.run(names, name, Case(number, line.tell, program, alone=True))
 

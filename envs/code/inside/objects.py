@@ -3,15 +3,18 @@
 import builtins
 import json
 import operator
+import os
+import sys
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rollgym.envs.code.inside import execution, values
+from rollgym.envs.code.inside import values
 
 CALLBACK = "callback"
 """The kind of a stand-in for a function of the tests."""
 _TEXT = 300
+_MOST_BYTES = 64 * 1024
 _OPERATIONS: Mapping[str, Callable[..., Any]] = {
     "getattr": getattr,
     "setattr": setattr,
@@ -62,7 +65,7 @@ class World:
 
     Args:
         module: The program.
-        exchange: Says a line to whoever asks, and returns the next line.
+        exchange: Sends a line to the caller, and returns the next line.
     """
 
     def __init__(self, module: types.ModuleType, exchange: Callable[[str], str]) -> None:
@@ -75,7 +78,7 @@ class World:
         if "name" in request:
             return values.dump(self._look_up(request["name"]))
         if "execute" in request:
-            return values.dump(execution.execute(request["execute"], self._module.__dict__))
+            return values.dump(execute(request["execute"], self._module.__dict__))
         args = self._built(request["args"])
         kwargs = self._built(request.get("kwargs", {"dict": []}))
         name = "value"
@@ -159,3 +162,64 @@ def _awaited(coroutine: Any) -> Any:
     import asyncio
 
     return asyncio.run(coroutine)
+
+
+def execute(source: str, names: dict[str, Any]) -> dict[str, Any]:
+    """Execute statements, and show the value of a last expression, as an interpreter does.
+
+    Returns:
+        `output`, what was written by whatever means; `error`, the traceback of what was raised, or nothing.
+    """
+    # Only here, as below: most programs are never typed, and these imports take longer than they.
+    import tempfile
+
+    count = names.setdefault("__turn__", 0) + 1
+    names["__turn__"] = count
+    name = f"<turn {count}>"
+    error = ""
+    with tempfile.TemporaryFile() as written:
+        for descriptor in (1, 2):
+            os.dup2(written.fileno(), descriptor)
+        try:
+            _run(source, name, names)
+        except BaseException as raised:  # noqa: BLE001 - whatever is typed
+            error = _described(raised, name)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (ValueError, OSError, AttributeError):
+                continue
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (1, 2):
+            os.dup2(nothing, descriptor)
+        os.close(nothing)
+        size = written.seek(0, os.SEEK_END)
+        written.seek(0)
+        output = written.read(_MOST_BYTES).decode(errors="replace")
+    if size > _MOST_BYTES:
+        output += f"\n[... {size - _MOST_BYTES} bytes are left out ...]"
+    return {"output": output, "error": error}
+
+
+def _run(source: str, name: str, names: dict[str, Any]) -> None:
+    import ast
+    import linecache
+
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    tree = ast.parse(source, name)
+    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
+    exec(compile(tree, name, "exec", dont_inherit=True), names)
+    if isinstance(last, ast.Expr):
+        value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), names)
+        if value is not None:
+            sys.stdout.write(f"{value!r}\n")
+
+
+def _described(raised: BaseException, name: str) -> str:
+    """Return the traceback from the first line that was typed."""
+    import traceback
+
+    trace = raised.__traceback__
+    while trace is not None and not trace.tb_frame.f_code.co_filename.startswith("<turn"):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(raised), raised, trace, limit=-8))[-4000:]

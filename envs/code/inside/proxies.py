@@ -1,11 +1,20 @@
 """Names and objects of a program that runs elsewhere, for tests to use as if it ran here."""
 
+import ast
 import collections.abc
 import types
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol
 
-from rollgym.envs.code.inside import stops, values
+from rollgym.envs.code.inside import values
+
+STAND_INS: Mapping[type[BaseException], type[Exception]] = {
+    each: type(each.__name__, (Exception,), {"__doc__": f"The program raised a {each.__name__}."})
+    for each in (StopIteration, StopAsyncIteration)
+}
+"""What is raised in the place of an exception that ends a loop."""
+_NAMES = {each.__name__: f"__{each.__name__}__" for each in STAND_INS}
+_CATCHING = frozenset({"raises", "assertRaises", "assertRaisesRegex", "suppress"})
 
 
 class UnsupportedError(BaseException):
@@ -35,7 +44,7 @@ class Function:
         self.__name__ = name
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call it where it is."""
+        """Call it in its own process."""
         return self._program.call(self.__name__, args, kwargs)
 
 
@@ -56,7 +65,7 @@ class Class(Function):
 
 
 class Coroutine(collections.abc.Coroutine[Any, Any, Any]):
-    """What an `async def` of the program has returned: a value for who awaits it, and for nobody else."""
+    """What an `async def` of the program has returned: a value once awaited, and not before."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
@@ -121,7 +130,7 @@ class Handle(values.Remote):
     def __next__(self) -> Any:
         try:
             return self._program.operate(self, "next")
-        except stops.STAND_INS[StopIteration] as end:
+        except STAND_INS[StopIteration] as end:
             # Here the end was asked for.
             raise StopIteration(*end.args) from None
 
@@ -201,3 +210,46 @@ for _name in (*_BINARY, *_UNARY, *_OTHERS):
     setattr(Made, f"__{_name}__", _operator(_name))
 for _name in _BINARY:
     setattr(Made, f"__r{_name}__", _operator(_name, is_last=True))
+
+
+def compiled(file: str, source: str) -> types.CodeType:
+    """Return the code of tests, which catch the stand-ins with what they stand for."""
+    if not any(name in source for name in _NAMES):
+        return compile(source, file, "exec", dont_inherit=True)
+    tree = ast.fix_missing_locations(_Catching().visit(ast.parse(source, file)))
+    return compile(tree, file, "exec", dont_inherit=True)
+
+
+def stand_in_names() -> dict[str, type[Exception]]:
+    """Return the names by which compiled tests know the stand-ins."""
+    return {_NAMES[each.__name__]: stand_in for each, stand_in in STAND_INS.items()}
+
+
+class _Catching(ast.NodeTransformer):
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> ast.AST:
+        if node.type is not None:
+            node.type = _widened(node.type)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        if _last_name(node.func) in _CATCHING:
+            node.args = [_widened(each) for each in node.args]
+            for keyword in node.keywords:
+                keyword.value = _widened(keyword.value)
+        return self.generic_visit(node)
+
+
+def _widened(node: ast.expr) -> ast.expr:
+    """Return an expression for exceptions that holds their stand-ins, too."""
+    if isinstance(node, ast.Tuple):
+        parts = [_widened(each) for each in node.elts]
+        flat = [inner for each in parts for inner in (each.elts if isinstance(each, ast.Tuple) else [each])]
+        return ast.Tuple(flat, ast.Load())
+    name = _last_name(node)
+    return ast.Tuple([node, ast.Name(_NAMES[name], ast.Load())], ast.Load()) if name in _NAMES else node
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""

@@ -1,7 +1,7 @@
 """Keeps a shell: commands come in, their output goes out, and what they leave behind is looked at from here.
 
 Where a command ends, its shell says on a socket of its own, so that no output can look like an end. A socket, unlike
-a pipe, cannot be opened anew below /proc, and what a command says there itself is no end of the next one, as no command
+a pipe, cannot be reopened below /proc, and what a command writes there itself cannot end the next one, as no command
 knows the ticket of another.
 """
 

@@ -4,7 +4,7 @@ import builtins
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from rollgym.envs.code.inside import objects, stops, values
+from rollgym.envs.code.inside import objects, proxies, values
 from rollgym.envs.code.inside.proxies import (
     KEEPS_MADE,
     Class,
@@ -267,7 +267,7 @@ class Program:
         base = next((each for each in known if isinstance(each, type) and issubclass(each, Exception)), None)
         if base is None:
             return ProgramFailedError
-        base = stops.STAND_INS.get(base, base)
+        base = proxies.STAND_INS.get(base, base)
         is_made_of_more = issubclass(base, _MADE_OF_MORE)
         if base.__name__ == names[0] and not is_made_of_more:
             return base

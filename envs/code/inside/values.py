@@ -1,6 +1,6 @@
 """Values as JSON text: what a program may be given, and what it may answer.
 
-Plain values only, under bounds. Whoever reads builds them anew, so nothing of the writer's classes comes along.
+Plain values only, under bounds. The reader builds new ones, so nothing of the writer's classes comes along.
 """
 
 import datetime
@@ -26,7 +26,7 @@ _MOST_HASHED = 20_000
 
 
 class ValueRefusedError(ValueError):
-    """A value is no plain one, or too large."""
+    """A value is not plain, or too large."""
 
 
 class TooLargeError(ValueRefusedError):
@@ -34,7 +34,7 @@ class TooLargeError(ValueRefusedError):
 
 
 class Remote:
-    """Stands for an object that stays where it was made."""
+    """Stands for an object that stays in the process that made it."""
 
     def __init__(self, number: int, kind: str) -> None:
         # Names that hardly any object has, since those of the object show through.
@@ -59,7 +59,7 @@ def dump(value: Any, keep: Callable[[Any], Remote] | None = None) -> str:
 
     Args:
         value: What to write.
-        keep: Asked for a stand-in for an object that is no plain value; without it, such objects are refused.
+        keep: Asked for a stand-in for an object that is not a plain value; without it, such objects are refused.
 
     Raises:
         ValueRefusedError: The value is none that can be sent.
@@ -80,7 +80,7 @@ def plain(value: Any, keep: Callable[[Any], Remote] | None = None) -> Any:
 
 
 def build(data: Any, find: Callable[[Remote], Any] | None = None) -> Any:
-    """Return the value that `plain` has written, whoever has written it.
+    """Return the value that `plain` has written, trusted or not.
 
     Args:
         data: What `json` has read.
@@ -96,7 +96,7 @@ def read_json(text: str | bytes) -> Any:
     """Return what a line of JSON says.
 
     Raises:
-        ValueRefusedError: It is no JSON.
+        ValueRefusedError: It is not JSON.
     """
     try:
         return json.loads(text)

@@ -11,10 +11,16 @@ from rollgym.envs.core.grid import GridGame, Move, Observation
 from rollgym.envs.core.kwargs import OPERATOR, OneOf
 from rollgym.envs.core.splits import SPLIT, Split, checked_split
 from rollgym.envs.core.text_game import GameKwargs, StepLimit
-from rollgym.envs.games.sokoban.bank import LevelBank, load_bank
-from rollgym.envs.games.sokoban.board import ACTIONS, Level, parse_level
+from rollgym.envs.games.sokoban.board import (
+    ACTIONS,
+    Level,
+    SearchLimitError,
+    parse_level,
+    push_distances,
+    solve,
+)
 from rollgym.envs.games.sokoban.generator import EXAMPLES, Difficulty, GeneratedLevel, example_level, generate
-from rollgym.envs.games.sokoban.solver import SearchLimitError, push_distances, solve
+from rollgym.envs.games.sokoban.levels import LevelBank, load_bank
 from rollgym.user_paths import expand_user
 
 VOCABULARIES: Mapping[str, Mapping[str, str]] = {
@@ -68,6 +74,15 @@ class SokobanEnv(GridGame):
             "there. Success is that."
         ),
         "max_episode_steps": 120,
+        "baselines": {
+            "random": [0.37, -4.5],
+            "constant action": [0.04, -11.1],
+            "empty reply": [0, -2],
+            "echo": [0, -2],
+            "echo of the instruction": [0, -0.1],
+            "blind": [0.07, 0.385],
+            "expert": [1, 10.5],
+        },
     }
 
     def __init__(

@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from rollgym.envs.core.splits import Split, split_of_text
-from rollgym.envs.games.sokoban.board import Level, Room
-from rollgym.envs.games.sokoban.solver import push_distances
+from rollgym.envs.games.sokoban.board import Level, Room, push_distances
 
 _MAX_STATES = 40_000
 # All rooms together, a room counting for some states by itself: about thirty milliseconds, since other sessions in

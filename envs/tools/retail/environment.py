@@ -12,10 +12,16 @@ from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.tools.base import CallsPerTurn, StepLimit, ToolEnv, ToolKwargs, TurnResult, state_digest
-from rollgym.envs.tools.retail.customer import MOST_HEARD, Customer, Identity
-from rollgym.envs.tools.retail.database import Database, draw_database
-from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request, draw_request, usable_orders
-from rollgym.envs.tools.retail.shop import WRITES, Shop
+from rollgym.envs.tools.retail.requests import (
+    MOST_HEARD,
+    REQUEST_KINDS,
+    Customer,
+    Identity,
+    Request,
+    draw_request,
+    usable_orders,
+)
+from rollgym.envs.tools.retail.shop import WRITES, Database, Shop, draw_database
 from rollgym.envs.tools.tool import Tool, Toolbox, ToolResult, tool_parameters
 
 MOST_REQUESTS = 3
@@ -51,6 +57,7 @@ class RetailEnv(ToolEnv):
         ),
         "max_episode_steps": 40,
         "metrics": {**ToolEnv.metadata["metrics"], "policy_violations": "last"},
+        "baselines": {"random": 0, "constant action": 0, "blind": 0, "expert": 1},
     }
 
     def __init__(

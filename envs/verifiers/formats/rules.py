@@ -1,19 +1,101 @@
-"""All rules of form by their names, read from a task and held against a response."""
+"""The rules of form by their names: what each measures of a response, and how a task's rules are read and rated."""
 
+import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal, NoReturn
 
-from rollgym.clients.replies.marks import boxes
+from rollgym.clients.replies.marks import boxes, unfenced
+from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core import patterns
+from rollgym.envs.core.json_schemas import SchemaValidator
 from rollgym.envs.verifiers.arguments import Reader, count, counts, flag, read_arguments, share, text
-from rollgym.envs.verifiers.formats import schemas
-from rollgym.envs.verifiers.formats.reply import Measure, Reply, Unit, unit
 from rollgym.envs.verifiers.languages import SCRIPTS, script_shares
+
+Unit = Literal["words", "characters", "tokens"]
+_UNITS: tuple[Unit, ...] = ("words", "characters", "tokens")
+
+
+class Reply:
+    """One response.
+
+    Args:
+        raw: All of it.
+        tokens: How many tokens it has, if the sampler reports it.
+    """
+
+    def __init__(self, raw: str, tokens: int | None = None) -> None:
+        self.raw = raw
+        self._tokens = tokens
+
+    @cached_property
+    def spoken(self) -> str:
+        """What stands outside think tags, without space around it."""
+        return strip_thinking(self.raw).strip()
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What stands between spaces, thinking included."""
+        return self.raw.split()
+
+    def length(self, unit: Unit) -> int:
+        """Return how long it is, thinking included.
+
+        Raises:
+            ValueError: Tokens are asked for, and their number is unknown.
+        """
+        if unit == "characters":
+            return len(self.raw)
+        if unit == "words":
+            return len(self.words)
+        if self._tokens is None:
+            raise ValueError("a length in tokens needs the task's field 'tokens': how many the response has")
+        return self._tokens
+
+
+Measure = Callable[..., float]
+"""Rates a reply from 0 to 1, given the arguments of a rule."""
+
+
+def unit(value: Any) -> Unit:
+    """Read a unit of length."""
+    for each in _UNITS:
+        if value == each:
+            return each
+    raise ValueError(f"one of {', '.join(_UNITS)} is needed, not {value!r}")
+
+
+_LONGEST_JSON = 200_000
+
+
+def schema(value: Any) -> SchemaValidator:
+    """Read a JSON Schema (2020-12)."""
+    return SchemaValidator(value)
+
+
+def json_schema(reply: Reply, schema: SchemaValidator) -> float:
+    """Whether what is said, fenced or not, is JSON that a schema allows.
+
+    Raises:
+        TooMuchWorkError: Holding one against the other takes too much work.
+    """
+    if len(reply.spoken) > _LONGEST_JSON:
+        return 0.0
+    try:
+        value = json.loads(unfenced(reply.spoken), parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return 0.0
+    return float(schema.fits(value))
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not JSON")
+
 
 _WORD = re.compile(r"\w+")
 
@@ -53,7 +135,7 @@ def overlong(reply: Reply, most: int, buffer: int, unit: Unit = "words") -> floa
 
 
 def repetition(reply: Reply, n: int = 3, penalty: float = 1.0, least: float | None = None) -> float:
-    """1 - penalty * (1 - distinct n-grams / n-grams) of words in lower case; whether it is `least`, where that is said.
+    """1 - penalty * (1 - distinct n-grams / n-grams) of words in lower case; with `least`, whether it is at least that.
 
     The repetition penalty of Yeo et al. 2025 (arXiv:2502.03373, appendix) as open-r1 has it.
     """
@@ -173,7 +255,7 @@ RULES: Mapping[str, Rule] = MappingProxyType(
         "think_answer": _rule(think_answer, {}, think=text, answer=text),
         "tag_counts": _rule(tag_counts, {"tags": counts}),
         "single_boxed": _rule(single_boxed, {}),
-        "json_schema": _rule(schemas.json_schema, {"schema": schemas.schema}),
+        "json_schema": _rule(json_schema, {"schema": schema}),
         "regex": _rule(_regex, {"pattern": _pattern}, whole=flag),
         "exact": _rule(_exact, {"text": text}),
         "length_within": _rule(length_within, {"most": count}, least=count, unit=unit),

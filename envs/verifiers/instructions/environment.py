@@ -7,11 +7,11 @@ from pydantic import Field
 
 from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import OneOf, RenderMode
-from rollgym.envs.core.splits import SPLIT
+from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.base import Verdict
 from rollgym.envs.verifiers.instructions.following import Followed, follow, read_constraints
 from rollgym.envs.verifiers.instructions.prompts import draw_prompt
-from rollgym.envs.verifiers.instructions.tools import DetectorName, TokenizerName, text_tools
+from rollgym.envs.verifiers.instructions.text import DetectorName, TokenizerName, text_tools
 from rollgym.envs.verifiers.ruled import RuledVerifier, one_of
 
 Mode = Literal["strict", "loose"]
@@ -35,7 +35,7 @@ class InstructionFollowingEnv(RuledVerifier):
         "description": "Instructions whose following can be checked, such as a number of words or a title (IFEval).",
         "observation": "A prompt with its instructions.",
         "reward": "1 where all instructions are followed, else 0; their share with `reward: fraction`.",
-        # Keywords are regular expressions of whoever wrote the task.
+        # Keywords are regular expressions that the author of the task wrote.
         "inline": False,
         "metrics": {
             "score": "last",
@@ -44,6 +44,11 @@ class InstructionFollowingEnv(RuledVerifier):
             "instruction_strict": "last",
             "instruction_loose": "last",
         },
+        "example_reply": (
+            "Keep the beans in a closed jar, and the smell stays in them.\n\n***\n\n"
+            "Grind them beside an open window, so that the room is fresh in the evening."
+        ),
+        "baselines": {"random": 0, "constant action": 0.02},
     }
 
     def __init__(
@@ -82,9 +87,7 @@ class InstructionFollowingEnv(RuledVerifier):
             OneOf("builtin", "langdetect"),
             Field(description="`builtin`, or `langdetect` for IFEval's own."),
         ] = "builtin",
-        split: Annotated[
-            str | None, SPLIT, Field(description="Only prompts of this split, by content.")
-        ] = None,
+        split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:
         super().__init__(split=split, render_mode=render_mode)
@@ -96,7 +99,7 @@ class InstructionFollowingEnv(RuledVerifier):
         self._most = most
         self._tools = text_tools(tokenizer, language_detector)
 
-    def draw_prompt(self) -> dict[str, Any]:
+    def generate_task(self) -> dict[str, Any]:
         """Draw a prompt with its instructions."""
         return draw_prompt(self.np_random, self._least, self._most)
 

@@ -93,7 +93,7 @@ def between(draw: Generator, low: int, high: int) -> int:
     return int(draw.integers(low, high + 1))
 
 
-def one_of(draw: Generator, choices: Sequence[str]) -> str:
+def pick(draw: Generator, choices: Sequence[str]) -> str:
     """Draw one of some texts."""
     return choices[int(draw.integers(len(choices)))]
 
@@ -112,13 +112,13 @@ def _existence(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _frequency(draw: Generator) -> tuple[dict[str, Any], str]:
-    keyword, times = one_of(draw, _WORDS), between(draw, 2, 4)
+    keyword, times = pick(draw, _WORDS), between(draw, 2, 4)
     said = f"Use the word '{keyword}' at least {times} times."
     return {"keyword": keyword, "frequency": times, "relation": "at least"}, said
 
 
 def _word_once(draw: Generator) -> tuple[dict[str, Any], str]:
-    keyword = one_of(draw, _WORDS)
+    keyword = pick(draw, _WORDS)
     return {"keyword": keyword}, f"Use the word '{keyword}' exactly once."
 
 
@@ -128,7 +128,7 @@ def _forbidden(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _letter(draw: Generator) -> tuple[dict[str, Any], str]:
-    letter, times = one_of(draw, "jkqvwxz"), between(draw, 4, 9)
+    letter, times = pick(draw, "jkqvwxz"), between(draw, 4, 9)
     said = f"Let the letter '{letter}' occur at least {times} times."
     return {"letter": letter, "let_frequency": times, "let_relation": "at least"}, said
 
@@ -158,7 +158,7 @@ def _paragraphs(draw: Generator) -> tuple[dict[str, Any], str]:
 
 def _nth_paragraph(draw: Generator) -> tuple[dict[str, Any], str]:
     count = between(draw, 2, 4)
-    nth, word = between(draw, 1, count), one_of(draw, _WORDS)
+    nth, word = between(draw, 1, count), pick(draw, _WORDS)
     said = (
         f"Write exactly {count} paragraphs, with an empty line between each two and nowhere else; "
         f"begin paragraph {nth} with the word '{word}'."
@@ -173,7 +173,7 @@ def _placeholders(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _postscript(draw: Generator) -> tuple[dict[str, Any], str]:
-    marker = one_of(draw, ("P.S.", "P.P.S"))
+    marker = pick(draw, ("P.S.", "P.P.S"))
     return {"postscript_marker": marker}, f"Add a postscript at the end that begins with {marker}"
 
 
@@ -189,13 +189,13 @@ def _highlights(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _sections(draw: Generator) -> tuple[dict[str, Any], str]:
-    count, splitter = between(draw, 2, 4), one_of(draw, ("Section", "Part", "Chapter"))
+    count, splitter = between(draw, 2, 4), pick(draw, ("Section", "Part", "Chapter"))
     said = f"Have {count} sections, and begin each with {splitter} and its number, counted from one."
     return {"section_spliter": splitter, "num_sections": count}, said
 
 
 def _end(draw: Generator) -> tuple[dict[str, Any], str]:
-    phrase = one_of(draw, _PHRASES)
+    phrase = pick(draw, _PHRASES)
     return {"end_phrase": phrase}, f"End with exactly this phrase and nothing after it: {phrase}"
 
 
@@ -206,7 +206,7 @@ def _capitals(draw: Generator) -> tuple[dict[str, Any], str]:
 
 
 def _first_word(draw: Generator) -> tuple[dict[str, Any], str]:
-    word = one_of(draw, _WORDS)
+    word = pick(draw, _WORDS)
     return {"first_word": word}, f"Let the first word of your response be '{word}'."
 
 
@@ -299,7 +299,7 @@ def draw_prompt(draw: Generator, least: int, most: int) -> dict[str, Any]:
     Returns:
         `prompt`, `instruction_id_list` and `kwargs`, as IFEval has them.
     """
-    request = one_of(draw, _REQUESTS).format(topic=one_of(draw, _TOPICS))
+    request = pick(draw, _REQUESTS).format(topic=pick(draw, _TOPICS))
     wanted = between(draw, least, most)
     names: list[str] = []
     arguments: list[dict[str, Any]] = []

@@ -1,11 +1,15 @@
-"""A response as instructions look at it: its words, sentences, paragraphs and language, each found once."""
+"""A response as instructions look at it: its words, sentences, paragraphs and language, each found once.
+
+They are found by rules of thumb, or by the libraries that IFEval itself uses (nltk, langdetect).
+"""
 
 import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 from rollgym.envs.verifiers.languages import guess_language
+from rollgym.extras import install_line
 
 _WORD = re.compile(r"\w+")
 _DIVIDER = re.compile(r"\s?\*\*\*\s?")
@@ -40,7 +44,7 @@ class LanguageDetector(Protocol):
     """How the language of a text is found."""
 
     def language(self, text: str) -> str | None:
-        """Return the code of a text's language, or None where it cannot be told."""
+        """Return the code of a text's language, or None if it is unknown."""
         ...
 
 
@@ -88,7 +92,7 @@ class BuiltinDetector:
 
 
 def _continues(text: str, position: int) -> bool:
-    """Whether a sentence goes on after blanks, in a small letter."""
+    """Whether a sentence continues after blanks, in a small letter."""
     after = _BLANKS.match(text, position)
     assert after is not None
     return text[after.end() : after.end() + 1].islower()
@@ -141,7 +145,7 @@ class Text:
 
     @cached_property
     def language(self) -> str | None:
-        """The code of its language, or None where it cannot be told."""
+        """The code of its language, or None if it is unknown."""
         return self._tools.detector.language(self.raw)
 
     def part(self, raw: str) -> "Text":
@@ -150,12 +154,12 @@ class Text:
 
 
 def divided(raw: str) -> list[str] | None:
-    """Return the paragraphs between dividers `***`; None where one but the first or last is blank."""
+    """Return the paragraphs between dividers `***`; None if one but the first or last is blank."""
     return _filled(_DIVIDER.split(raw))
 
 
 def spaced(raw: str) -> list[str] | None:
-    """Return the paragraphs between empty lines; None where one but the first or last is blank."""
+    """Return the paragraphs between empty lines; None if one but the first or last is blank."""
     return _filled(raw.split("\n\n"))
 
 
@@ -163,3 +167,97 @@ def _filled(parts: list[str]) -> list[str] | None:
     if any(not part.strip() for part in parts[1:-1]):
         return None
     return [part for part in parts if part.strip()]
+
+
+TokenizerName = Literal["builtin", "nltk"]
+DetectorName = Literal["builtin", "langdetect"]
+
+_SEED = 0
+
+
+def _needs_extra(error: ImportError) -> str:
+    return f"needs the extra ifeval ({install_line('ifeval')}): {error}"
+
+
+class NltkTokenizer:
+    """nltk's English punkt model and treebank tokens.
+
+    Raises:
+        ValueError: It, or its model, is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            # An optional extra.
+            import nltk
+        except ImportError as error:
+            raise ValueError(f"tokenizer 'nltk' {_needs_extra(error)}") from error
+        try:
+            nltk.data.find("tokenizers/punkt_tab/english")
+        except LookupError as error:
+            raise ValueError(
+                "tokenizer 'nltk' needs a model, which is a download: python -m nltk.downloader punkt_tab"
+            ) from error
+        self._nltk: Any = nltk
+
+    def sentences(self, text: str) -> list[str]:
+        """Return punkt's sentences."""
+        return list(self._nltk.tokenize.sent_tokenize(text))
+
+    def tokens(self, text: str) -> list[str]:
+        """Return the treebank's tokens."""
+        return list(self._nltk.tokenize.word_tokenize(text))
+
+
+class LangdetectDetector:
+    """langdetect with a fixed seed: by itself it draws at random, and says now this and now that.
+
+    Raises:
+        ValueError: It is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            # An optional extra.
+            from langdetect.detector_factory import PROFILES_DIRECTORY, DetectorFactory
+            from langdetect.lang_detect_exception import LangDetectException
+        except ImportError as error:
+            raise ValueError(f"language_detector 'langdetect' {_needs_extra(error)}") from error
+        self._unknown = LangDetectException
+        self._factory: Any = DetectorFactory()
+        self._factory.load_profile(PROFILES_DIRECTORY)
+        self._factory.seed = _SEED
+
+    def language(self, text: str) -> str | None:
+        """Return the likeliest language; None if the text gives no hint."""
+        detector = self._factory.create()
+        detector.append(text)
+        try:
+            return str(detector.detect())
+        except self._unknown:
+            return None
+
+
+def text_tools(tokenizer: TokenizerName, language_detector: DetectorName) -> TextTools:
+    """Return the tools of these names.
+
+    Raises:
+        ValueError: There are none of a name, or they are not installed.
+    """
+    return TextTools(_tokenizer(tokenizer), _detector(language_detector))
+
+
+def _tokenizer(name: str) -> Tokenizer:
+    if name == "builtin":
+        return BuiltinTokenizer()
+    if name == "nltk":
+        return NltkTokenizer()
+    raise ValueError(f"tokenizer must be 'builtin' or 'nltk', not {name!r}")
+
+
+def _detector(name: str) -> LanguageDetector:
+    if name == "builtin":
+        return BuiltinDetector()
+    if name == "langdetect":
+        return LangdetectDetector()
+    raise ValueError(f"language_detector must be 'builtin' or 'langdetect', not {name!r}")

@@ -94,7 +94,7 @@ class JudgeClient:
     """Asks one endpoint. Proxies and redirects are not followed.
 
     Args:
-        endpoint: Where it is.
+        endpoint: Its address and settings.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -133,8 +133,8 @@ class JudgeClient:
             after: Called with the tokens that a request took.
 
         Raises:
-            JudgeTimeoutError: There was no answer before the deadline.
-            JudgeError: It refused, or it answers what is no answer.
+            JudgeTimeoutError: It did not answer before the deadline.
+            JudgeError: It refused, or its answer cannot be used.
         """
         for attempt in range(self._endpoint.retries + 1):
             before()
@@ -207,7 +207,7 @@ def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Answer:
     if status == _TOO_MANY or status in _SERVER_ERRORS:
         raise _BusyError(f"it answers {status}", _seconds(headers.get("retry-after")))
     if status != _OK:
-        # What it says of keys and machines is for the operator's log, and not for whoever sent a response.
+        # What it says of keys and machines is for the operator's log, and not for the sender of the response.
         _log.error("the judge answers %d: %s", status, content[:_SHOWN].decode(errors="replace"))
         raise JudgeError(f"the judge answers {status}; the server's log has its words")
     try:

@@ -2,9 +2,8 @@
 
 import time
 
-from rollgym.clients.audit.arena import Arena, Game
+from rollgym.clients.audit.arena import Arena, Game, Watch
 from rollgym.clients.audit.policies import constant_policy, script_policy
-from rollgym.clients.audit.watch import Watch
 from rollgym.clients.client.client import EnvClient
 from tests.support.client_envs import Walk
 from tests.support.client_server import ServerProcess

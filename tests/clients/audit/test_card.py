@@ -2,8 +2,8 @@
 
 import pytest
 
+from rollgym.clients.audit.arena import Episode, Mark, tally
 from rollgym.clients.audit.card import Card, Entry, Verdict
-from rollgym.clients.audit.episodes import Episode, Mark, tally
 
 
 @pytest.mark.parametrize(

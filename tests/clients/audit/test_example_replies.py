@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.clients.checks.examples import check_examples
+from rollgym.clients.checks.declared import check_examples
 from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.target import Target
 from tests.support import letter_envs

@@ -1,10 +1,12 @@
 """What an audit finds in environments with one defect each: that one, and nothing that does not follow from it."""
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
 from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.costs import audit_costs
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.planted import environments
 
@@ -232,21 +234,21 @@ def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
     ("name", "check", "said"),
     [
         ("LooksBack", "a megabyte holds nobody up", "'a' over and over"),
-        ("BroodsAtReset", "reset holds nobody up", " ms at most, of 16 seeds"),
-        ("SleepsAtReset", "reset holds nobody up", " ms at most, of 16 seeds"),
+        ("BroodsAtReset", "reset holds nobody up", r" ms at most, of \d+ seeds"),
+        ("SleepsAtReset", "reset holds nobody up", r" ms at most, of \d+ seeds"),
     ],
 )
 def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: str, said: str) -> None:
-    entry = auditor.costs(name)[check]
+    entry = auditor.part(name, audit_costs)[check]
     assert entry.verdict is Verdict.FAILED
-    assert said in entry.detail
+    assert re.search(said, entry.detail)
     assert entry.numbers["slowest_ms"] >= entry.numbers["limit_ms"] == 50
     assert "everybody on the server waits" in entry.remedy
 
 
 @pytest.mark.slow
 def test_nobody_waits_for_what_runs_elsewhere(auditor: Auditor) -> None:
-    costs = auditor.costs("Sums")
+    costs = auditor.part("Sums", audit_costs)
     for check in ("reset holds nobody up", "a megabyte holds nobody up"):
         assert costs[check].verdict is Verdict.OK
         assert "runs in a process" in costs[check].detail

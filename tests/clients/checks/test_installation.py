@@ -13,7 +13,14 @@ from rollgym.clients.checks.report import Finding, Status
 FILES = ("rollgym/__init__.py", "rollgym/version.py", "rollgym/envs/__init__.py")
 
 
-def installed(place: Path, name: str = "rollgym", files: tuple[str, ...] = FILES, origin: str = "") -> Path:
+def installed(
+    place: Path,
+    name: str = "rollgym",
+    files: tuple[str, ...] = FILES,
+    origin: str = "",
+    *,
+    editable: bool = True,
+) -> Path:
     """Write a distribution as an installer leaves it, and return the package."""
     rows = []
     for file in files:
@@ -28,7 +35,8 @@ def installed(place: Path, name: str = "rollgym", files: tuple[str, ...] = FILES
         "\n".join([*rows, f"{info.name}/RECORD,,", f"{name}/__pycache__/x.pyc,,"]) + "\n"
     )
     if origin:
-        (info / "direct_url.json").write_text(json.dumps({"url": origin, "dir_info": {"editable": True}}))
+        how = {"editable": True} if editable else {}
+        (info / "direct_url.json").write_text(json.dumps({"url": origin, "dir_info": how}))
     return place / "rollgym"
 
 
@@ -119,6 +127,18 @@ def test_a_checkout_of_our_name_in_the_working_directory_hides_an_editable_insta
     assert (
         finding.detail == f"a Python that is started in {tmp_path} finds {tmp_path / 'rollgym'}, not {HOME}"
     )
+
+
+def test_the_clone_that_was_installed_is_no_impostor(tmp_path: Path, monkeypatch) -> None:
+    """Who follows the README installs in a clone, and looks there at what was installed."""
+    clone, site = tmp_path / "clone", tmp_path / "site"
+    (clone / "rollgym").mkdir(parents=True)
+    (clone / "rollgym" / "__init__.py").touch()
+    monkeypatch.chdir(clone)
+    home = installed(site, origin=clone.as_uri(), editable=False)
+    (finding,) = check_imports(home, [str(site)])
+    assert finding.status is Status.WARN
+    assert "uses this clone, and not what was installed of it" in finding.detail
 
 
 def test_a_path_in_front_of_the_installation_is_seen(tmp_path: Path, monkeypatch) -> None:

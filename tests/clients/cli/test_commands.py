@@ -1,62 +1,41 @@
 """`roll-env`, as a user runs it."""
 
-import contextlib
-import io
+import argparse
 import os
 import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import numpy as np
 import orjson
 import pytest
 
-from rollgym.clients.cli.main import main
+from rollgym.clients.cli.main import client_parser, main
 from rollgym.clients.cli.play import read_action
 from rollgym.clients.process.terminal import picture_text
 from tests.support.client_envs import Arm, Walk
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT, running
+from tests.support.roll_env import Done, in_a_process, roll_env
 
-
-class Done(NamedTuple):
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def roll_env(*arguments: str, stdin: str = "") -> Done:
-    """Run the command in this process, which saves the start of an interpreter each time."""
-    stdout, stderr = io.StringIO(), io.StringIO()
-    with (
-        mock.patch("sys.stdin", io.StringIO(stdin)),
-        contextlib.redirect_stdout(stdout),
-        contextlib.redirect_stderr(stderr),
-        contextlib.chdir(ROOT),
-    ):
-        code = main(arguments)
-    return Done(code, stdout.getvalue(), stderr.getvalue())
-
-
-def in_a_process(*arguments: str, cwd: Path = ROOT, **environment: str) -> Done:
-    done = subprocess.run(
-        [sys.executable, "-m", "rollgym.clients.cli.main", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-        check=False,
-        env=os.environ | environment,
-    )
-    return Done(done.returncode, done.stdout, done.stderr)
+pytestmark = pytest.mark.usefixtures("forked_servers")
 
 
 def findings(done: Done) -> dict[str, Any]:
     return {each["check"]: each for each in orjson.loads(done.stdout)["findings"]}
+
+
+def test_the_page_of_the_command_has_a_row_for_each() -> None:
+    page = (ROOT / "docs" / "roll_env.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `roll-env ")]
+    known = {word for line in rows for word in re.findall(r"`(?:roll-env )?(\w+)[ `]", line.split(" | ")[0])}
+    [commands] = [each for each in client_parser()._actions if isinstance(each, argparse._SubParsersAction)]
+    assert set(commands.choices) - known == set(), "a row of docs/roll_env.md"
+    assert known - set(commands.choices) == set(), "there are no such commands"
 
 
 def test_show_tells_what_an_environment_is_made_with(server: ServerProcess) -> None:

@@ -10,8 +10,8 @@ import pytest
 from rollgym.clients.cli import registering
 from rollgym.clients.protocol.episode import step_digest
 from rollgym.clients.protocol.messages import RegisterReply
-from tests.clients.cli.test_commands import roll_env
 from tests.support.garbling_server import GARBAGE, GOOD, GarblingServer, HttpSaying
+from tests.support.roll_env import roll_env
 
 EPISODE = GOOD["episode"] | {
     "reset_digest": step_digest("go", 0.0, False, False),
@@ -164,6 +164,8 @@ def test_a_registration_is_kept_through_garbage(
             reply = RegisterReply(registration_id="r", env_id="Env", expires_at=time.time(), ttl_s=6.0)
             registering._keep(client, reply, lambda: pytest.fail("nothing was forgotten"))
     said = capsys.readouterr()
-    assert said.out.splitlines() == ["r", "Env takes no new sessions any more"]
+    number, *offer, farewell = said.out.splitlines()
+    assert (number, farewell) == ("r", "Env takes no new sessions any more")
+    assert f"{gateway.url}/console" in offer[-1]
     assert "trying on" in said.err
     assert paused[-1] == 3600.0, "a time that never comes is not waited for as a whole"

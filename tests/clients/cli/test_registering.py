@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,12 +16,14 @@ import pytest
 
 from rollgym.clients.cli import registering
 from rollgym.clients.cli.main import main
-from rollgym.clients.process.local_server import LocalServer
 from tests.support.client_server import ServerProcess
 from tests.support.foreign_gem import Gem
 from tests.support.foreign_servers import ForeignServer, plain, scripted
 from tests.support.processes import ROOT, running
+from tests.support.roll_env import roll_env
 from tests.support.scripted_openenv import refusing, scripted_openenv
+
+pytestmark = pytest.mark.usefixtures("forked_servers")
 
 
 @pytest.fixture(scope="module")
@@ -32,16 +36,6 @@ def gateway() -> Iterator[ServerProcess]:
 def foreign() -> Iterator[ForeignServer]:
     with ForeignServer("python") as server:
         yield server
-
-
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "rollgym.clients.cli.main", *arguments]
-
-
-def roll_env(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
 
 
 @contextlib.contextmanager
@@ -62,8 +56,15 @@ def offered(gateway: ServerProcess, env_id: str) -> bool:
 def test_an_environment_comes_and_goes(gateway: ServerProcess, foreign: ForeignServer) -> None:
     done = roll_env("register", "Guess", foreign.url, "--protocol", "http", "--gateway", gateway.url)
     assert done.returncode == 0, done.stderr
-    registration_id, told = done.stdout.splitlines()
-    assert "Guess is offered" in told
+    registration_id, told, following = done.stdout.splitlines()
+    assert told == f"Guess is offered at {gateway.url} for 60 s; --keep sends heartbeats"
+    assert f"{gateway.url}/console#/play/Guess" in following
+    # What it says to type next is typed.
+    shown, played = re.findall(r"`roll-env (.*?)`", following)
+    assert played == f"play Guess --url {gateway.url}"
+    done = roll_env(*shlex.split(shown))
+    assert done.returncode == 0, done.stderr
+    assert "Guess" in done.stdout
     assert offered(gateway, "Guess")
     done = roll_env("unregister", registration_id, "--gateway", gateway.url)
     assert done.returncode == 0, done.stderr
@@ -109,9 +110,8 @@ async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.
         plain({"code": "unknown_registration", "detail": "there is no registration: register again"}, 404),
     ]
     async with scripted(gateway) as url:
-        keeping = command(
-            *("register", "Kept", "http://127.0.0.1:9", "--protocol", "http", "--gateway", url, "--keep")
-        )
+        words = ("register", "Kept", "http://127.0.0.1:9", "--protocol", "http", "--gateway", url, "--keep")
+        keeping = [sys.executable, "-m", "rollgym.clients.cli.main", *words]
         # As a container starts it, or a shell in its background: SIGINT is ignored.
         process = subprocess.Popen(  # noqa: ASYNC220
             keeping,
@@ -127,7 +127,10 @@ async def test_a_registration_is_kept_until_the_command_is_stopped(stop: signal.
             out, error = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, error
     assert gateway.calls[-1] == "/v1/registrations/r2"
-    assert out.splitlines() == ["r1", "r2", "Kept takes no new sessions any more"]
+    first, told, following, second, last = out.splitlines()
+    assert (first, second, last) == ("r1", "r2", "Kept takes no new sessions any more")
+    assert told == f"Kept is offered at {url} until this command is stopped"
+    assert f"`roll-env play Kept --url {url}`" in following
     assert error.count("the gateway is starting; trying on") == 1
     assert "Traceback" not in error
 
@@ -224,7 +227,7 @@ async def test_a_gem_server_is_registered(gateway: ServerProcess) -> None:
 
 
 def test_a_probe_calls_the_tools_of_an_environment() -> None:
-    with LocalServer(["--env", "tests.support.tool_envs:Raising", "--no-builtin"]) as server:
+    with ServerProcess(["--env", "tests.support.tool_envs:Raising", "--no-builtin"]) as server:
         done = roll_env("probe", "Raising", server.url, "--json")
     assert done.returncode == 1, done.stderr
     findings = orjson.loads(done.stdout)["findings"]

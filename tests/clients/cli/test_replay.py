@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from rollgym.clients.cli.replay import EpisodeError, first_steps, read_episode, shorten
 from rollgym.clients.client.client import EnvClient
-from tests.clients.cli.test_commands import Done, roll_env
 from tests.support.client_server import ServerProcess
+from tests.support.roll_env import Done, roll_env
 
 STEADY = ["--kwarg", "risk=0"]
 

@@ -15,32 +15,27 @@ from hypothesis import strategies as st
 from rollgym.clients.cli.main import main as client_main
 from rollgym.clients.process.terminal import wrapped
 from rollgym.env_server.cli import main as server_main
-from rollgym.trainer.commands.table import COMMANDS, parser_of
+from rollgym.trainer.run.table import COMMANDS, parser_of
 from rollgym.version import __version__
 from tests.support.client_server import ServerProcess
 from tests.support.processes import ROOT
+from tests.support.roll_env import Done, roll_env
+
+pytestmark = pytest.mark.usefixtures("forked_servers")
 
 QUIET = ("--log-level", "error")
 
 
-def run(
-    module: str, *arguments: str, stdin: str = "", **environment: str
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
-        input=stdin,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env=os.environ | {"COLUMNS": "80"} | environment,
-    )
+def run(*arguments: str, stdin: str = "", **environment: str) -> Done:
+    """Run `roll-env` in this process, in a terminal of 80 columns."""
+    with mock.patch.dict(os.environ, {"COLUMNS": "80"} | environment):
+        return roll_env(*arguments, stdin=stdin)
 
 
 @pytest.mark.parametrize("module", ["rollgym.clients.cli.main", "rollgym.env_server", "rollgym.trainer.cli"])
 def test_every_command_says_which_version_it_is_of(module: str) -> None:
-    done = run(module, "--version")
+    command = [sys.executable, "-m", module, "--version"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout) == (0, f"rollgym {__version__}\n"), done.stderr
 
 
@@ -79,36 +74,33 @@ def test_what_is_no_number_is_told_before_anything_is_done(
 
 def test_an_empty_fleet_is_told_from_an_empty_server() -> None:
     with ServerProcess(("--gateway", "--allow-network", "loopback", *QUIET)) as gateway:
-        done = run("rollgym.clients.cli.main", "list", "--url", gateway.url)
+        done = run("list", "--url", gateway.url)
         assert done.returncode == 0, done.stderr
         assert "no environments yet" in done.stdout
         assert f"--register {gateway.url}\n" in done.stdout
         assert "starting" in done.stdout
-        assert run("rollgym.clients.cli.main", "list", "--url", gateway.url, "--json").stdout == "[]\n"
+        assert run("list", "--url", gateway.url, "--json").stdout == "[]\n"
     with ServerProcess(("--no-builtin", *QUIET)) as server:
-        assert (
-            "no environments yet" not in run("rollgym.clients.cli.main", "list", "--url", server.url).stdout
-        )
+        assert "no environments yet" not in run("list", "--url", server.url).stdout
 
 
-def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path) -> None:
+def test_who_has_no_token_is_told_where_it_goes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tokens = tmp_path / "tokens.yaml"
-    made = run("rollgym.env_server", "token", "--file", str(tokens), "--name", "me", "--role", "play")
-    assert made.returncode == 0, made.stderr
+    assert server_main(["token", "--file", str(tokens), "--name", "me", "--role", "play"]) == 0
+    token = capsys.readouterr().out.strip().splitlines()[-1]
     with ServerProcess(("--token-file", str(tokens), "--no-builtin", *QUIET)) as server:
         for given in ({}, {"ROLLGYM_TOKEN": "wrong"}):
-            done = run("rollgym.clients.cli.main", "list", "--url", server.url, **given)
+            done = run("list", "--url", server.url, **given)
             assert done.returncode == 2
             assert "--token" in done.stderr
             assert "ROLLGYM_TOKEN" in done.stderr
             assert done.stderr.count("\n") == 1
-        token = made.stdout.strip().splitlines()[-1]
-        done = run("rollgym.clients.cli.main", "list", "--url", server.url, ROLLGYM_TOKEN=token)
+        done = run("list", "--url", server.url, ROLLGYM_TOKEN=token)
         assert done.returncode == 0, done.stderr
 
 
 def test_an_episode_by_hand_stays_within_the_terminal(server: ServerProcess) -> None:
-    done = run("rollgym.clients.cli.main", "play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
+    done = run("play", "FrozenLake-v0", "--seed", "1", stdin="Right\n:quit\n")
     assert done.returncode == 0, done.stderr
     assert max(map(len, done.stdout.splitlines())) <= 80
     assert done.stdout.startswith("Type an action")

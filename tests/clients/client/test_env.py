@@ -18,7 +18,7 @@ from gymnasium.utils.env_checker import check_env, data_equivalence
 from gymnasium.wrappers import TimeAwareObservation
 
 import rollgym
-from rollgym.clients.client import window
+from rollgym.clients.client import env as remote_env
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED
@@ -227,8 +227,8 @@ def test_human_rendering_that_cannot_be_is_refused_at_once(
 ) -> None:
     with pytest.raises(ValueError, match=r"Walk-v0 renders as one of \['ansi'\], not as 'human'"):
         RemoteEnv(server.url, "Walk-v0", render_mode="human")
-    monkeypatch.setattr(window, "find_spec", lambda name: None)
-    with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r"needs pygame: pip install"):
+    monkeypatch.setattr(remote_env, "find_spec", lambda name: None)
+    with pytest.raises(gymnasium.error.DependencyNotInstalled, match=r"needs pygame.*: pip install pygame$"):
         RemoteEnv(server.url, "Drift-inline", render_mode="human")
 
 

@@ -39,6 +39,16 @@ async def test_a_step_whose_reply_was_lost_is_taken_once(proxy: Proxy) -> None:
         assert proxy.connections == 1 + len(ACTIONS)
 
 
+async def test_a_handshake_that_came_too_late_is_begun_anew() -> None:
+    """As of a machine that was suspended between connecting and sending: nothing of it is invalid."""
+    with ServerProcess([*ENVS, "--request-timeout-s", "1"]) as server:
+        async with proxy_before(server) as proxy:
+            proxy.stands_still_s = 1.5
+            async with EnvClient(proxy.url) as client:
+                assert await client.info()
+            assert proxy.connections > 1
+
+
 async def test_resets_and_sessions_whose_reply_was_lost_are_made_once(proxy: Proxy) -> None:
     async with EnvClient(proxy.url) as client:
         before = (await client.info()).capacity.sessions

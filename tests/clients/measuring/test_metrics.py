@@ -11,9 +11,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollgym.clients.audit.costs import _cost
+from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.costs import _cost, _held
 from rollgym.clients.checks.costs import _clock, _once
-from rollgym.clients.measuring.metrics import queued_by_metrics, queued_seconds
+from rollgym.clients.checks.costs import _cost as _local_cost
+from rollgym.clients.measuring.metrics import (
+    MachineSpeed,
+    queued_by_metrics,
+    queued_seconds,
+    seconds_out_of_line,
+)
 from tests.support.client_server import ServerProcess
 from tests.support.processes import running
 
@@ -48,12 +55,13 @@ def test_waiting_for_a_processor_is_told_apart_from_working_and_sleeping(crowded
     taken = time.perf_counter() - begun
     assert taken > 0.2
     assert 0.1 <= held < 0.5 * taken
-    assert _once(clock, lambda: time.sleep(0.1)) >= 0.099
+    assert _once(clock, lambda: time.sleep(0.1)) >= 0.05
     assert _once(_clock(inline=False), lambda: time.sleep(0.1)) < 0.05, "nobody else waits for it"
 
 
 @pytest.mark.parametrize(
-    ("held", "queued", "seen"), [(0.01, 0.06, False), (0.06, 0.02, True), (0.06, None, True)]
+    ("held", "queued", "seen"),
+    [(0.01, 0.06, False), (0.01, 0.3, False), (0.06, 0.02, True), (0.06, None, True), (0.3, 0.01, True)],
 )
 async def test_what_a_server_stood_in_line_for_is_not_held_against_its_environments(
     held: float, queued: float | None, seen: bool
@@ -63,13 +71,87 @@ async def test_what_a_server_stood_in_line_for_is_not_held_against_its_environme
 
     async def act() -> None:
         nonlocal waited
-        await asyncio.sleep(held + (queued or 0.0))
+        # By the clock that measures it: a timer goes on while this thread stands in line, and that clock does not.
+        until = seconds_out_of_line() + held + (queued or 0.0)
+        while (left := until - seconds_out_of_line()) > 0:
+            await asyncio.sleep(left)
         waited += queued or 0.0
 
     subject = SimpleNamespace(queued_seconds=lambda: None if queued is None else waited)
-    seconds = await _cost(subject, act)  # type: ignore[arg-type]
-    assert (seconds >= 0.05) is seen
-    assert held <= seconds
+    cost = await _cost(subject, act, MachineSpeed())  # type: ignore[arg-type]
+    assert (cost.seconds >= 0.05) is seen
+    assert held <= cost.seconds
+
+
+class _Slowed(MachineSpeed):
+    """Of a machine that became so much slower after it was first seen."""
+
+    def __init__(self, slowdown: float) -> None:
+        self._slowdown = slowdown
+
+    def slowdown(self) -> float:
+        return self._slowdown
+
+
+@pytest.mark.parametrize(
+    ("held", "slowdown", "audited", "checked"),
+    [
+        (0.01, 3.0, Verdict.OK, True),
+        (0.08, 1.1, Verdict.FAILED, False),
+        (0.08, 3.0, Verdict.SKIPPED, False),
+        (0.3, 3.0, Verdict.FAILED, False),
+    ],
+)
+async def test_what_is_slow_on_a_slow_machine_alone_neither_passes_nor_fails(
+    held: float, slowdown: float, audited: Verdict, checked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # By a clock of the test's own: this machine may be busy, too.
+    now = 0.0
+
+    def act_at_once() -> None:
+        nonlocal now
+        now += held
+
+    async def act() -> None:
+        act_at_once()
+
+    monkeypatch.setattr("rollgym.clients.audit.costs.seconds_out_of_line", lambda: now)
+    subject = SimpleNamespace(queued_seconds=lambda: None)
+    cost = await _cost(subject, act, _Slowed(slowdown))  # type: ignore[arg-type]
+    entry = _held("reset holds nobody up", cost, "so long", "be quick")
+    assert entry.verdict is audited
+    assert ("could not be measured: so long" in entry.detail) is (audited is Verdict.SKIPPED)
+    local = _local_cost(lambda: now, act_at_once, _Slowed(slowdown))
+    assert (local.seconds < 0.05) is checked
+    assert (local.undisturbed >= 0.05) is (audited is Verdict.FAILED)
+
+
+async def test_an_act_that_is_measured_again_finds_room_in_its_episode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, since_room, most = 0.0, 0, 0
+
+    async def act() -> None:
+        nonlocal now, since_room, most
+        now += 0.08
+        since_room += 1
+        most = max(most, since_room)
+
+    async def make_room() -> None:
+        nonlocal now, since_room
+        now += 1.0
+        since_room = 0
+
+    monkeypatch.setattr("rollgym.clients.audit.costs.seconds_out_of_line", lambda: now)
+    subject = SimpleNamespace(queued_seconds=lambda: None)
+    cost = await _cost(subject, act, _Slowed(3.0), make_room)  # type: ignore[arg-type]
+    assert cost.seconds == pytest.approx(0.08), "making room is not measured"
+    assert most <= 4, "actions of four megabytes fill the sixteen of an episode"
+
+
+def test_a_yardstick_never_finds_a_machine_faster_than_at_its_best() -> None:
+    machine_speed = MachineSpeed()
+    assert min(machine_speed.slowdown() for _ in range(5)) >= 1.0
 
 
 def test_servers_tell_it(server: ServerProcess) -> None:

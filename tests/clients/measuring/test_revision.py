@@ -37,6 +37,9 @@ def test_what_has_no_history_has_none(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_benchmarks_ask_nothing_else_for_the_commit() -> None:
     asking = [
-        path for path in (ROOT / "benchmarks").rglob("*.py") if re.search(r"rev-parse", path.read_text())
+        path
+        for folder in ("benchmarks", "peers")
+        for path in (ROOT / folder).rglob("*.py")
+        if re.search(r"rev-parse", path.read_text())
     ]
     assert asking == []

@@ -6,7 +6,8 @@ import pytest
 
 from rollgym.clients.cli.main import main
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.protocol.addresses import server_parts
+from rollgym.clients.protocol.addresses import explain_refusal, server_parts
+from rollgym.clients.protocol.errors import ProblemError
 
 WEB = ("http", "https")
 
@@ -89,3 +90,11 @@ def test_a_password_is_not_shown():
     with pytest.raises(ValueError, match=r"@host:99999'") as refused:
         server_parts("https://user:secret@host:99999", ("https",))
     assert "secret" not in str(refused.value)
+
+
+def test_what_was_noted_of_a_refusal_stays_beside_its_remedy():
+    refusal = ProblemError("unauthorized", "the token is not known")
+    refusal.add_note("go on from the last checkpoint")
+    explained = explain_refusal(refusal, None, "--token")
+    assert "pass its token as --token" in str(explained)
+    assert explained.__notes__ == ["go on from the last checkpoint"]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgym.clients.evaluation.chat import Reply, RequestedCall
-from rollgym.clients.evaluation.conversation import Conversation
+from rollgym.clients.evaluation.player import Conversation
 from rollgym.clients.protocol.json_text import DEEPEST, is_shallow, read_json, read_shallow_json, write_json
 
 _LONG = st.integers(min_value=10**17, max_value=10**300) | st.integers(

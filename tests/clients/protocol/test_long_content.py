@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.clients.protocol import long_content
+from rollgym.clients.protocol import frames
 from rollgym.clients.protocol.arrays import DecodeError
-from rollgym.clients.protocol.frames import loads
-from rollgym.clients.protocol.long_content import read_in_pieces
+from rollgym.clients.protocol.frames import loads, read_in_pieces
 
 _TEXTS = st.text(st.characters(codec="utf-8")) | st.sampled_from(
     ['"', "\\", "],[", '"a":[', "{", "é\u2028", "\x00"]
@@ -44,9 +43,9 @@ def _outcome(data: bytes, *, whole: bool, binary: bool = False) -> Any:
 @pytest.fixture(autouse=True, scope="module", params=[2, 7, 64])
 def _piece(request: pytest.FixtureRequest) -> Any:
     """How long a piece is."""
-    before, long_content._PIECE = long_content._PIECE, request.param
+    before, frames._PIECE = frames._PIECE, request.param
     yield
-    long_content._PIECE = before
+    frames._PIECE = before
 
 
 @settings(max_examples=60, deadline=None)

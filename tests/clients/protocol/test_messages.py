@@ -112,3 +112,10 @@ def test_a_portable_episode_survives_json() -> None:
     for other in (2, True, "1", 1.5, None):
         with pytest.raises(ValidationError):
             PortableEpisode.model_validate(episode.model_dump() | {"format": other})
+
+
+@pytest.mark.parametrize("asked", [-1, float("nan"), float("inf"), 1e308, 10**400, True, "1", [1]])
+def test_a_delay_that_nobody_can_have_meant_is_left_out(asked: object) -> None:
+    received = {"code": "draining", "detail": "later", "retry_after": asked}
+    assert ProblemError.from_problem(received).extra == {}
+    assert ProblemError.from_problem(received | {"retry_after": 3.5}).extra == {"retry_after": 3.5}

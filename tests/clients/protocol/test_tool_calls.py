@@ -3,14 +3,12 @@
 import pytest
 
 from rollgym.clients.protocol.tool_calls import (
-    CALL_FORMATS,
     ToolCall,
     answer_text,
-    declared_tools,
     other_messages,
     tool_results,
 )
-from rollgym.clients.replies.formats.table import format_named, written_calls
+from rollgym.clients.replies.formats.table import FORMATS, declared_tools, format_named, written_calls
 
 SCHEMA = {
     "type": "object",
@@ -29,14 +27,14 @@ def read(name, text):
     return reading, [(call.name, dict(call.arguments)) for call in reading.calls]
 
 
-@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"text": "two\nlines", "deep": {"b": [1, None]}}])
 def test_a_call_is_written_as_environments_read_it(name, arguments):
     _, calls = read(name, written_calls(name, [ToolCall("add", arguments)]))
     assert calls == [("add", arguments)]
 
 
-@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_several_calls_are_one_action(name):
     _, calls = read(name, written_calls(name, [ToolCall("add", {"a": 1}), ToolCall("add", {"a": 2})]))
     assert calls == [("add", {"a": 1}), ("add", {"a": 2})]

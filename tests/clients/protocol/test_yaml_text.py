@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from rollgym.clients.protocol.yaml_text import read_word, read_yaml, write_yaml
 from rollgym.env_server.access.tokens import read_tokens
-from rollgym.env_server.common.settings import ConfigurationError, load_settings
+from rollgym.env_server.common.settings import ConfigurationError
+from rollgym.env_server.common.settings_loading import load_settings
 from rollgym.trainer.config.load import load_settings as load_run
 from rollgym.trainer.core.errors import ConfigError
 

@@ -13,12 +13,14 @@ from rollgym.clients.replies.thinking import LONGEST, split_thinking, strip_thin
 from rollgym.envs.code.extraction import extract
 from rollgym.envs.verifiers.extraction import marked_answer
 from rollgym.envs.verifiers.function_calls import FunctionCallsEnv
-from rollgym.trainer.learn.conversations import conversation_rows
-from rollgym.trainer.rollout.agents.replies import FAMILIES, read_reply
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
+from rollgym.trainer.rollout.agents.replies import read_reply
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.examples import Conversation
 from tests.support.chat_templates import FAMILIES as FAMILIES_OF_TEMPLATES
 from tests.support.chat_templates import tokenizer_of
+
+TEMPLATE_FORMATS = FORMATS.of_templates()
 
 SCHEMAS = {"put": {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}}
 TEMPLATES = {
@@ -113,7 +115,7 @@ def test_what_every_reader_of_text_reads(reply, said, answer, boxed, program):
 def test_what_agents_are_told_is_what_environments_read(text):
     reply, said, *_ = TEXTS[text]
     assert split_thinking(reply, begun=False)[1] == said
-    for name in FAMILIES:
+    for name in TEMPLATE_FORMATS:
         assert read_reply(reply, name).content == said
         assert read_reply(reply, name).calls == ()
 
@@ -142,7 +144,7 @@ def test_an_argument_is_read_as_it_was_said(name, text):
     assert called(name, reply) == [expected]
     assert called(name, f"<think>plan</think>{reply}") == [expected]
     assert called(name, f"plan</think>{reply}") == [expected]
-    if name in FAMILIES:
+    if name in TEMPLATE_FORMATS:
         assert agent_called(name, reply) == [text]
         assert agent_called(name, f"<think>plan</think>{reply}") == [text]
         assert agent_called(name, f"plan</think>{reply}", begun=True) == [text]
@@ -153,7 +155,7 @@ def test_a_call_in_thinking_is_none_and_one_behind_it_is_one(name):
     call = TEMPLATES[name]("x")
     assert called(name, f"<think>{call}</think>none") == []
     assert called(name, f"<think>{call}</think>{call}") == ["x"]
-    if name in FAMILIES:
+    if name in TEMPLATE_FORMATS:
         assert agent_called(name, f"<think>{call}</think>none") == []
         assert agent_called(name, f"{call}</think>{call}", begun=True) == ["x"]
 
@@ -164,7 +166,7 @@ def test_a_call_in_a_fence_is_read_by_marks_and_by_nothing_else(name):
     fenced = f"```\n{TEMPLATES[name]('x')}\n```"
     expected = {"openai": [], "llama": None, "mistral": None}.get(name, ["x"])
     assert called(name, fenced) == expected
-    if name in FAMILIES:
+    if name in TEMPLATE_FORMATS:
         assert agent_called(name, fenced) == ["x"]
 
 
@@ -255,7 +257,7 @@ LONG = {
 def test_no_length_and_no_nest_is_too_much_for_a_reader(text):
     for name in FORMATS:
         assert not called(name, text)
-    for name in FAMILIES:
+    for name in TEMPLATE_FORMATS:
         assert not any(agent_called(name, text))
     assert strip_thinking(text) == text[-LONGEST:]
     assert fenced_blocks(text) == []

@@ -1,6 +1,6 @@
 """Our readers of calls and thinking, held against what published parsers read in the same texts.
 
-`benchmarks/conformance/published_parsers.py` writes the record; what is read otherwise is a choice that the docs name.
+`peers/calls/published_parsers.py` writes the record; what is read otherwise is a choice that the docs name.
 """
 
 import json

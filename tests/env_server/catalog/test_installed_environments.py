@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollgym.clients.checks.target import Target, TargetError
-from rollgym.clients.process.installed import installed_environments
+from rollgym.clients.process.modules import installed_environments
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.extensions import Extension

@@ -148,6 +148,19 @@ def test_what_is_refused_is_named(kwargs: dict[str, Any], field: str, reason: st
     assert caught.value.extra["errors"][0] == {"field": field, "reason": reason}
 
 
+def test_all_that_is_refused_is_named_in_the_message() -> None:
+    with pytest.raises(ProblemError) as caught:
+        KwargsRules("Game", STRICT, frozenset({"path"})).check(
+            {"sise": 4, "zzz": 1, "yyy": 2, "share": -1, "path": "/etc"}
+        )
+    assert caught.value.detail == (
+        "Game refuses kwargs.path: is set by the operator of the server only; "
+        "kwargs.sise: there is no such kwarg; did you mean 'size'?; "
+        "kwargs.zzz, kwargs.yyy: there is no such kwarg; there are size, share, part; "
+        "kwargs.share: -1 is less than the minimum of 0"
+    )
+
+
 def test_what_is_no_value_is_held_against_no_schema() -> None:
     with pytest.raises(ProblemError) as caught:
         KwargsRules("Game", STRICT, frozenset()).check({"size": 1 << 60, "sise": 4})

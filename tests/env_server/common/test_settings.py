@@ -11,15 +11,13 @@ import yaml
 
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.cli import main
-from rollgym.env_server.common.setting_sections import Section
-from rollgym.env_server.common.settings import ConfigurationError, Settings, load_settings
+from rollgym.env_server.common.settings import ConfigurationError, Section, Settings
+from rollgym.env_server.common.settings_loading import load_settings
 from rollgym.extras import install_line
 from tests.support.wire import ENVS, INLINE, Server
 
 SOURCE = Path(__file__).parents[3] / "env_server"
 FRAGILE = "tests.support.fragile_envs"
-READ_BY_NAME = "information.py"
-"""Reports limits by a list of names, which alone does not count as a use."""
 
 
 def test_every_setting_is_read_by_code() -> None:
@@ -73,10 +71,13 @@ def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict
         ({}, "host: 0.0.0.0\n", "loopback"),
         ({}, "gateway: true\nprocesses: 2\n", "one I/O process"),
         ({}, "journal_url: redis://127.0.0.1\n", "journal_url is for gateways"),
+        ({}, "gateway: true\njournal_replicas: 1\n", "set journal_url"),
         ({}, "isolation: {A: cloud}\n", "isolation.A"),
         ({}, "isolation: {a/b: inline}\n", "isolation"),
         ({"isolation": ["inline"]}, "", "not ENV=VALUE"),
         ({"operator_kwargs": ["A={"]}, "", "not JSON"),
+        ({"operator_kwargs": ["A=" + 100_000 * "["]}, "", "not JSON"),
+        ({"operator_kwargs": ['A={"x": ' + 5_000 * "1" + "}"]}, "", "not JSON"),
     ],
 )
 def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str) -> None:
@@ -108,6 +109,7 @@ def test_mistakes(tmp_path: Path, flags: dict[str, Any], text: str, message: str
         (["--config", "/nonexistent/config.yaml"], "cannot read"),
         (["--token-file", "/nonexistent/tokens.yaml"], "cannot read"),
         (["--state-dir", "/proc/state"], "state_dir: /proc/state cannot be made"),
+        (["--host", "127..1"], "cannot listen on 127..1"),
     ],
 )
 def test_a_server_that_cannot_serve_says_why(

@@ -12,7 +12,7 @@ import pytest
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.common.settings import Settings
-from rollgym.env_server.gateway.announcer import Announcer, Patience, SaysNo, pause_s
+from rollgym.env_server.gateway.announcer import Announcer, CallRefused, Patience, pause_s
 from tests.support.client_server import ServerProcess
 from tests.support.clock import clock, on_a_clock
 from tests.support.foreign_servers import plain, scripted
@@ -161,8 +161,8 @@ def test_nothing_that_goes_wrong_once_is_the_last_that_a_gateway_hears_of_a_node
 
 
 AWAY = httpx.ConnectError("All connection attempts failed")
-STARTING = SaysNo("the server is starting", {"code": "draining", "retry_after": 1})
-UNKNOWN = SaysNo("this token is not known", {"code": "unauthorized"})
+STARTING = CallRefused("the server is starting", {"code": "draining", "retry_after": 1})
+UNKNOWN = CallRefused("this token is not known", {"code": "unauthorized"})
 
 
 def test_a_gateway_that_is_started_again_is_asked_at_once() -> None:
@@ -181,7 +181,7 @@ def test_a_gateway_that_is_started_again_is_asked_at_once() -> None:
 @pytest.mark.parametrize("says_later", [float("nan"), float("inf"), -1, "soon", True, 10**400, [1], None])
 def test_what_a_gateway_says_of_later_is_bounded(says_later: Any) -> None:
     problem = {"code": "rate_limited", "retry_after": says_later}
-    assert 1.0 <= pause_s(Patience(), SaysNo("not so often", problem)) <= 15.0
+    assert 1.0 <= pause_s(Patience(), CallRefused("not so often", problem)) <= 15.0
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,9 @@ from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.tokens import add_token
-from tests.env_server.gateway.test_relay import Player
-from tests.env_server.gateway.test_shared_journal import whole_at
 from tests.support.client_server import ServerProcess
+from tests.support.gateway_players import Player
+from tests.support.journal_fleet import whole_at
 from tests.support.redis_server import RedisServer
 from tests.support.wire import ENVS, INLINE, Server
 

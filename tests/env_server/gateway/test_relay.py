@@ -13,6 +13,7 @@ from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ENVS, ServerProcess
+from tests.support.gateway_players import Player, sessions_at, undisturbed
 from tests.support.redis_server import RedisServer
 
 QUIET = ("--log-level", "error")
@@ -72,39 +73,6 @@ async def whole(fleet: Fleet) -> None:
             raise AssertionError(f"{gateway.url} has not come to have all nodes: {found}") from None
 
 
-class Player:
-    """Plays one session over plain HTTP, so that nothing but the servers can save it."""
-
-    def __init__(self, url: str, env_id: str = "Walk-v0", **kwargs: Any) -> None:
-        self.http = httpx.AsyncClient(base_url=url, timeout=60)
-        self.env_id = env_id
-        self.kwargs = kwargs
-        self.session_id = ""
-        self.seen: list[Any] = []
-
-    async def begin(self, seed: int) -> "Player":
-        body = {"env_id": self.env_id, "kwargs": self.kwargs, "reset": {"seed": seed}}
-        made = await self.ask("POST", "/v1/sessions", body)
-        self.session_id = made["session_id"]
-        self.seen = [made["reset"]]
-        return self
-
-    async def step(self, action: Any, *, url: str | None = None) -> dict[str, Any]:
-        number = self.seen[-1]["step"]
-        body = {"action": action, "episode": self.seen[-1]["episode"], "step": number}
-        self.seen.append(await self.ask("POST", f"{url or ''}/v1/sessions/{self.session_id}/step", body))
-        return self.seen[-1]
-
-    async def ask(self, method: str, path: str, body: Any = None) -> Any:
-        answer = await self.http.request(method, path, json=body)
-        if answer.status_code >= 400:
-            raise ProblemError.from_problem(answer.json())
-        return answer.json() if answer.content else None
-
-    async def episode(self) -> Any:
-        return await self.ask("GET", f"/v1/sessions/{self.session_id}/episode")
-
-
 @pytest.fixture
 async def players() -> AsyncIterator[list[Player]]:
     made: list[Player] = []
@@ -131,21 +99,6 @@ async def one_at_each_node(url: str, env_id: str) -> list[Player]:
             await player.http.aclose()
 
 
-async def undisturbed(url: str, seed: int, actions: list[str], **kwargs: Any) -> list[Any]:
-    player = await Player(url, **kwargs).begin(seed)
-    for action in actions:
-        await player.step(action)
-    await player.ask("DELETE", f"/v1/sessions/{player.session_id}")
-    await player.http.aclose()
-    return player.seen
-
-
-async def sessions_at(nodes: list[ServerProcess]) -> int:
-    async with httpx.AsyncClient() as http:
-        infos = [(await http.get(f"{node.url}/v1/info")).json() for node in nodes]
-    return sum(info["capacity"]["sessions"] for info in infos)
-
-
 async def no_session_left(nodes: list[ServerProcess]) -> None:
     async with asyncio.timeout(30):
         while await sessions_at(nodes):
@@ -164,6 +117,34 @@ async def test_any_gateway_goes_on_with_a_session(fleet: Fleet, players: list[Pl
     assert described["session_id"] == player.session_id
     assert (described["episode"], described["step"], described["owner"]) == (0, 5, "anyone")
     assert (await player.episode())["actions"] == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("env_id", ["Walk-v0", "Dice-v0"])
+async def test_equal_steps_that_name_no_place_are_all_taken(
+    fleet: Fleet, players: list[Player], env_id: str
+) -> None:
+    """As agents of other protocols take them, through one gateway and the other."""
+    player = await Player(fleet.one.url, env_id, risk=0.0).begin(3)
+    players.append(player)
+    urls = [fleet.one.url, fleet.one.url, fleet.other.url, fleet.one.url]
+    for url in urls:
+        path = f"{url}/v1/sessions/{player.session_id}/step"
+        player.seen.append(await player.ask("POST", path, {"action": "left"}))
+    expected = await undisturbed(fleet.nodes[0].url, 3, 4 * ["left"], env_id=env_id, risk=0.0)
+    assert player.seen == expected
+
+
+@pytest.mark.parametrize("env_id", ["Walk-v0", "Dice-v0"])
+async def test_equal_steps_that_name_no_place_are_all_taken_when_they_come_at_once(
+    fleet: Fleet, players: list[Player], env_id: str
+) -> None:
+    player = await Player(fleet.one.url, env_id, risk=0.0).begin(3)
+    players.append(player)
+    step = f"/v1/sessions/{player.session_id}/step"
+    found = await asyncio.gather(*(player.ask("POST", step, {"action": "left"}) for _ in range(6)))
+    player.seen += sorted(found, key=lambda each: int(each["step"]))
+    expected = await undisturbed(fleet.nodes[0].url, 3, 6 * ["left"], env_id=env_id, risk=0.0)
+    assert player.seen == expected
 
 
 async def test_a_gateway_that_was_not_told_of_steps_rebuilds_them_all_the_same(

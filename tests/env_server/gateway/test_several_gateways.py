@@ -11,9 +11,9 @@ import pytest
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
-from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
-from tests.env_server.gateway.test_shared_journal import GATEWAY, QUIET, WALKS, Fleet, whole_at
 from tests.support.client_server import ServerProcess
+from tests.support.gateway_players import Player, sessions_at, undisturbed
+from tests.support.journal_fleet import GATEWAY, QUIET, WALKS, Fleet, whole_at
 
 
 @pytest.fixture(scope="module")

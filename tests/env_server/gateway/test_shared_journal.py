@@ -1,18 +1,15 @@
-"""Several gateways before the same nodes: no answered step is lost, and no session lives twice."""
+"""The journal that gateways share, by itself and with replicas: it never goes back, and what is damaged is missing."""
 
 import asyncio
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import pytest
+from redis.asyncio import Redis
 
-from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.gateway.journal_entries import (
     About,
@@ -21,434 +18,18 @@ from rollgym.env_server.gateway.journal_entries import (
     JournalAway,
     Opened,
     Step,
+    Unreadable,
+    begun,
     check,
     stepped,
+    stepped_on,
     whole,
 )
 from rollgym.env_server.gateway.shared_journal import SharedJournal
-from tests.env_server.gateway.test_relay import Player, sessions_at, undisturbed
 from tests.support.client_server import ServerProcess
-from tests.support.metrics import scrape, value
+from tests.support.gateway_players import Player, undisturbed
+from tests.support.journal_fleet import GATEWAY, QUIET, WALKS, patiently, whole_at
 from tests.support.redis_server import RedisServer
-
-QUIET = ("--log-level", "error")
-GATEWAY = ("--gateway", "--allow-network", "loopback", *QUIET)
-WALKS = ("--no-builtin", "--env", "Walk-v0=tests.support.client_envs:Walk", "--isolation", "Walk-v0=inline")
-
-
-class Fleet(NamedTuple):
-    """Gateways that share a journal, and nodes that are registered with all of them."""
-
-    journal: RedisServer
-    gateways: list[ServerProcess]
-    nodes: list[ServerProcess]
-
-
-async def whole_at(gateways: list[ServerProcess], nodes: int) -> None:
-    """Wait until all nodes are registered with all gateways."""
-    async with httpx.AsyncClient() as http, asyncio.timeout(60):
-        for gateway in gateways:
-            while True:
-                found = (await http.get(f"{gateway.url}/v1/envs")).json().get("envs", [])
-                if [env["replicas"] for env in found] == [nodes]:
-                    break
-                await asyncio.sleep(0.05)
-
-
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with RedisServer(tmp_path_factory.mktemp("journal")) as journal:
-        gateway = (*GATEWAY, "--journal-url", journal.url)
-        with ServerProcess(gateway) as one, ServerProcess(gateway) as other:
-            node = (*WALKS, *QUIET, "--register", one.url, "--register", other.url)
-            # What this one has on disk is a copy of the past once its sessions went on elsewhere.
-            state = str(tmp_path_factory.mktemp("state"))
-            with ServerProcess((*node, "--state-dir", state)) as first, ServerProcess(node) as second:
-                found = Fleet(journal, [one, other], [first, second])
-                asyncio.run(whole_at(found.gateways, 2))
-                yield found
-
-
-@pytest.fixture
-async def players() -> AsyncIterator[list[Player]]:
-    made: list[Player] = []
-    yield made
-    for player in made:
-        await player.http.aclose()
-
-
-async def begin(fleet: Fleet, players: list[Player], count: int) -> list[Player]:
-    found = [await Player(fleet.gateways[0].url, risk=0.0).begin(seed) for seed in range(count)]
-    players.extend(found)
-    return found
-
-
-async def expected(fleet: Fleet, seed: int, steps: int) -> list[Any]:
-    return await undisturbed(fleet.nodes[1].url, seed, [str(number) for number in range(steps)], risk=0.0)
-
-
-async def unnumbered(player: Player, action: str, url: str) -> dict[str, Any]:
-    """A step that names no place."""
-    path = f"{url}/v1/sessions/{player.session_id}/step"
-    player.seen.append(await player.ask("POST", path, {"action": action}))
-    return player.seen[-1]
-
-
-async def close_all(fleet: Fleet, players: list[Player]) -> int:
-    body = {"session_ids": [player.session_id for player in players]}
-    closed = await players[0].ask("POST", f"{fleet.gateways[1].url}/v1/sessions/close", body)
-    return int(closed["closed"])
-
-
-@pytest.mark.parametrize("numbered", [True, False])
-async def test_a_gateway_that_saw_half_of_the_steps_rebuilds_all_of_them(
-    fleet: Fleet, players: list[Player], numbered: bool
-) -> None:
-    both = await begin(fleet, players, 4)
-    for number in range(10):
-        gateway = fleet.gateways[number >= 5]
-        for player in both:
-            await player.step(str(number), url=gateway.url)
-    fleet.nodes[0].kill()
-    try:
-        for player in both:
-            if numbered:
-                await player.step("10", url=fleet.gateways[0].url)
-            else:
-                await unnumbered(player, "10", fleet.gateways[0].url)
-    finally:
-        # It comes back with copies of the past, which nobody may be answered from.
-        fleet.nodes[0].start()
-        await whole_at(fleet.gateways, 2)
-    for player in both:
-        await unnumbered(player, "11", fleet.gateways[1].url)
-        await player.step("12", url=fleet.gateways[0].url)
-    assert [player.seen for player in both] == [await expected(fleet, seed, 13) for seed in range(4)]
-    assert await close_all(fleet, both) == 4
-    async with asyncio.timeout(20):
-        while await sessions_at(fleet.nodes):
-            await asyncio.sleep(0.05)
-
-
-async def test_one_gateway_at_a_time_rebuilds(fleet: Fleet, players: list[Player]) -> None:
-    """Both are asked for the same step of the same sessions at once, and leave one copy of each."""
-    both = await begin(fleet, players, 8)
-    for player in both:
-        await player.step("0")
-    fleet.nodes[0].kill()
-    try:
-        asked = []
-        for player in both:
-            body = {"action": "1", "episode": 0, "step": 1}
-            for gateway in fleet.gateways:
-                path = f"{gateway.url}/v1/sessions/{player.session_id}/step"
-                asked.append(player.ask("POST", path, body))
-        answers = await asyncio.gather(*asked)
-        assert answers[::2] == answers[1::2]
-        async with asyncio.timeout(20):
-            while await sessions_at(fleet.nodes[1:]) != len(both):
-                await asyncio.sleep(0.05)
-        for player, answer in zip(both, answers[::2], strict=True):
-            player.seen.append(answer)
-            await player.step("2", url=fleet.gateways[1].url)
-    finally:
-        fleet.nodes[0].start()
-        await whole_at(fleet.gateways, 2)
-    assert [player.seen for player in both] == [await expected(fleet, seed, 3) for seed in range(8)]
-    assert await close_all(fleet, both) == 8
-
-
-async def test_what_one_gateway_ends_is_ended_for_all(fleet: Fleet, players: list[Player]) -> None:
-    (player,) = await begin(fleet, players, 1)
-    await player.step("0", url=fleet.gateways[1].url)
-    (copy_id,) = (await player.ask("POST", f"/v1/sessions/{player.session_id}/fork", {"count": 1}))[
-        "session_ids"
-    ]
-    copy = Player(fleet.gateways[1].url)
-    players.append(copy)
-    copy.session_id, copy.seen = copy_id, list(player.seen)
-    await player.ask("DELETE", f"/v1/sessions/{player.session_id}")
-    for gateway in fleet.gateways:
-        with pytest.raises(ProblemError, match="session_gone") as gone:
-            await player.step("1", url=gateway.url)
-        assert gone.value.extra["reason"] == "closed"
-    assert await close_all(fleet, [player]) == 0
-    for number, gateway in ((1, fleet.gateways[1]), (2, fleet.gateways[0])):
-        await copy.step(str(number), url=gateway.url)
-    assert copy.seen == await expected(fleet, 0, 3)
-    assert await close_all(fleet, [copy]) == 1
-
-
-async def test_episodes_begin_through_any_gateway(fleet: Fleet, players: list[Player]) -> None:
-    """Resets, and steps that begin the next episode, are written down like steps."""
-    (player,) = await begin(fleet, players, 1)
-    reset = f"/v1/sessions/{player.session_id}/reset"
-    for number, gateway in enumerate((*fleet.gateways, *fleet.gateways)):
-        begun = await player.ask("POST", f"{gateway.url}{reset}", {"seed": 100 + number})
-        assert (begun["episode"], begun["step"]) == (number + 1, 0)
-        player.seen = [begun]
-        await player.step("a", url=gateway.url)
-    for node in (0, 1):
-        fleet.nodes[node].kill()
-        try:
-            await player.step(f"b{node}", url=fleet.gateways[node].url)
-        finally:
-            fleet.nodes[node].start()
-            await whole_at(fleet.gateways, 2)
-    again = await undisturbed(fleet.nodes[1].url, 103, ["a", "b0", "b1"], risk=0.0)
-    assert [step["observation"] for step in player.seen] == [step["observation"] for step in again]
-    assert await close_all(fleet, [player]) == 1
-
-
-async def test_nothing_is_answered_while_the_journal_is_away(fleet: Fleet, players: list[Player]) -> None:
-    """Killed and started anew, and silent: all is retryable and nothing is lost."""
-    (player,) = await begin(fleet, players, 1)
-    await player.step("0")
-    fleet.journal.kill()
-    for _ in range(2):
-        with pytest.raises(ProblemError, match="draining") as away:
-            await player.step("1")
-        assert away.value.extra["retry_after"] > 0
-    for method, path, body in (
-        ("POST", "/v1/sessions", {"env_id": "Walk-v0"}),
-        ("DELETE", f"/v1/sessions/{player.session_id}", None),
-        ("GET", f"/v1/sessions/{player.session_id}/episode", None),
-    ):
-        with pytest.raises(ProblemError, match="draining"):
-            await player.ask(method, path, body)
-    reasons = (await player.http.get("/ready")).json()
-    assert "journal" in str(reasons)
-    assert str(fleet.journal.port) not in away.value.detail, "where it is is nobody's business"
-    fleet.journal.start()
-    await patiently(player, "1")
-    fleet.journal.pause()
-    with pytest.raises(ProblemError, match="draining"):
-        await player.step("2")
-    fleet.journal.resume()
-    await patiently(player, "2")
-    await player.step("3", url=fleet.gateways[1].url)
-    assert player.seen == await expected(fleet, 0, 4)
-    assert await close_all(fleet, [player]) == 1
-
-
-async def patiently(player: Player, action: str) -> None:
-    """A step as a client takes it, which asks again when it is told to."""
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                await player.step(action)
-            except ProblemError as problem:
-                if problem.code != "draining":
-                    raise
-                await asyncio.sleep(0.1)
-            else:
-                return
-
-
-async def test_a_step_that_could_not_be_written_down_is_not_taken_twice(
-    fleet: Fleet, players: list[Player]
-) -> None:
-    """The node has taken it when the journal falls silent; whoever names no place is told that it is not known."""
-    (player,) = await begin(fleet, players, 1)
-    step = asyncio.create_task(player.step("0"))
-    fleet.journal.ask("CLIENT", "PAUSE", "3000", "WRITE")
-    await asyncio.wait([step])
-    if not isinstance(step.exception(), ProblemError):
-        pytest.skip("the step was written down first")
-    assert step.exception().code == "draining"  # type: ignore[union-attr]
-    await patiently(player, "0")
-    await player.step("1", url=fleet.gateways[1].url)
-    assert player.seen == await expected(fleet, 0, 2)
-    assert await close_all(fleet, [player]) == 1
-
-
-async def test_a_journal_that_is_full_refuses_and_goes_on_when_it_is_not(
-    fleet: Fleet, players: list[Player]
-) -> None:
-    (player,) = await begin(fleet, players, 1)
-    assert fleet.journal.ask("CONFIG", "SET", "maxmemory", "1") == b"+OK"
-    try:
-        with pytest.raises(ProblemError, match="draining") as full:
-            await player.step("0")
-        assert "journal" in full.value.detail
-    finally:
-        fleet.journal.ask("CONFIG", "SET", "maxmemory", "0")
-    await patiently(player, "0")
-    assert player.seen == await expected(fleet, 0, 1)
-    assert await close_all(fleet, [player]) == 1
-
-
-async def test_what_the_journal_has_lost_is_lost_and_the_client_restores_it(fleet: Fleet) -> None:
-    async with EnvClient(fleet.gateways[0].url) as client, EnvClient(fleet.nodes[1].url) as direct:
-        session, twin = [await each.make("Walk-v0", {"risk": 0.0}) for each in (client, direct)]
-        assert await session.reset(3) == await twin.reset(3)
-        assert await session.step("a") == await twin.step("a")
-        before = session.session_id
-        fleet.journal.ask("FLUSHALL")
-        async with httpx.AsyncClient(base_url=fleet.gateways[1].url) as http:
-            gone = (await http.post(f"/v1/sessions/{before}/step", json={"action": "b"})).json()
-        assert (gone["code"], gone["reason"]) == ("session_gone", "lost")
-        assert await session.step("b") == await twin.step("b")
-        assert session.session_id != before
-
-
-@pytest.mark.parametrize("numbered", [True, False])
-async def test_a_journal_that_went_back_takes_no_session_with_it(
-    fleet: Fleet, players: list[Player], numbered: bool
-) -> None:
-    both = await begin(fleet, players, 8)
-    healed, concerned = both[:2], both[2:]
-    keys = [f"rollgym:session:{player.session_id}" for player in both]
-    for number in range(5):
-        for player in both:
-            await player.step(str(number))
-    for number in range(5, 8):
-        for player in both:
-            await player.step(str(number))
-    # As after a fail-over to a copy that lagged.
-    for key in keys:
-        assert fleet.journal.ask("LTRIM", f"{key}:steps", "0", "4") == b"+OK"
-        assert fleet.journal.ask("HSET", key, "steps", "5") == b":0"
-    for player in healed:
-        await player.step("8")
-    for node in fleet.nodes:
-        node.kill()
-    for node in fleet.nodes:
-        node.start()
-    await whole_at(fleet.gateways, 2)
-    for player in healed:
-        await player.step("9")
-        assert player.seen == (await expected(fleet, both.index(player), 10))
-    for player in concerned:
-        with suppress(ProblemError):
-            if numbered:
-                await player.step("8")
-            else:
-                await unnumbered(player, "8", fleet.gateways[0].url)
-            # Its node has a journal of its own, which had not gone back.
-            assert player.seen == (await expected(fleet, both.index(player), 9))
-    assert {await lost(fleet, player) for player in concerned} >= {"lost"}
-    await close_all(fleet, both)
-
-
-async def test_no_gateway_goes_back_behind_what_another_one_has_answered(
-    fleet: Fleet, players: list[Player]
-) -> None:
-    """One gateway answers the last steps, the journal fails over to a copy that lacks these, and the nodes die."""
-    first, second = fleet.gateways
-    all_of_them = await begin(fleet, players, 6)
-    for player in all_of_them:
-        for number in range(6):
-            await player.step(str(number), url=(first if number < 5 else second).url)
-        key = f"rollgym:session:{player.session_id}"
-        assert fleet.journal.ask("LTRIM", f"{key}:steps", "0", "4") == b"+OK"
-        assert fleet.journal.ask("HSET", key, "steps", "5") == b":0"
-    fleet.journal.kill()
-    fleet.journal.start()
-    for node in fleet.nodes:
-        node.kill()
-    for node in fleet.nodes:
-        node.start()
-    await whole_at(fleet.gateways, 2)
-    ends = set()
-    for player in all_of_them:
-        try:
-            answer = await unnumbered(player, "6", first.url)
-        except ProblemError as problem:
-            ends.add(problem.extra.get("reason", problem.code))
-        else:
-            # Its node has a journal of its own, which had not gone back.
-            assert answer["step"] == 7
-    assert ends == {"lost"}
-    await close_all(fleet, all_of_them)
-
-
-@pytest.mark.parametrize("what", ["head", "about", "steps"])
-async def test_what_cannot_be_read_is_lost(fleet: Fleet, players: list[Player], what: str) -> None:
-    both = await begin(fleet, players, 2)
-    for player in both:
-        await player.step("0")
-        key = f"rollgym:session:{player.session_id}"
-        if what == "steps":
-            assert fleet.journal.ask("LSET", f"{key}:steps", "0", "no step") == b"+OK"
-        else:
-            assert fleet.journal.ask("HSET", key, what, "nothing of the kind") == b":0"
-    for node in fleet.nodes:
-        node.kill()
-    for node in fleet.nodes:
-        node.start()
-    await whole_at(fleet.gateways, 2)
-    reasons = [await lost(fleet, player) for player in both]
-    # One of the nodes keeps journals: there, steps have not to be taken anew.
-    assert sorted(reasons) == (["", "lost"] if what == "steps" else ["lost", "lost"])
-    await close_all(fleet, both)
-
-
-async def lost(fleet: Fleet, player: Player) -> str:
-    """Why all gateways say that a session is gone; nothing where it goes on."""
-    reasons = set()
-    for gateway in fleet.gateways:
-        try:
-            await player.step("1", url=gateway.url)
-        except ProblemError as problem:
-            reasons.add(problem.extra.get("reason", problem.code))
-    assert len(reasons) < 2
-    return reasons.pop() if reasons else ""
-
-
-async def test_a_gateway_dies_and_another_one_goes_on(fleet: Fleet, players: list[Player]) -> None:
-    both = await begin(fleet, players, 4)
-    for player in both:
-        await player.step("0")
-    fleet.gateways[0].kill()
-    fleet.nodes[0].kill()
-    try:
-        for player in both:
-            await player.step("1", url=fleet.gateways[1].url)
-    finally:
-        fleet.gateways[0].start()
-        fleet.nodes[0].start()
-        await whole_at(fleet.gateways, 2)
-    for player in both:
-        await player.step("2")
-    assert [player.seen for player in both] == [await expected(fleet, seed, 3) for seed in range(4)]
-    assert await close_all(fleet, both) == 4
-
-
-async def test_an_operator_sees_what_the_journal_takes_and_how_long(
-    fleet: Fleet, players: list[Player]
-) -> None:
-    url = fleet.gateways[0].url
-    before = await scrape(url)
-    [player] = await begin(fleet, players, 1)
-    for action in "abc":
-        await player.step(action)
-    await close_all(fleet, [player])
-    after = await scrape(url)
-
-    def grown(name: str, **labels: str) -> float:
-        name = f"rollgym_shared_journal_{name}"
-        return value(after, name, labels) - value(before, name, labels)
-
-    assert value(after, "rollgym_shared_journal_up") == 1
-    assert value(after, "rollgym_shared_journal_waiting") == 0
-    assert grown("writes_total", status="ok") == grown("write_seconds_count") >= 3
-    assert 0 < grown("write_seconds_sum") < 60
-    for command in ("open", "write"):
-        calls = grown("calls_total", command=command, outcome="ok")
-        assert calls == grown("call_seconds_count", command=command) >= 1
-    assert grown("sent_bytes_total") > 0
-    assert grown("calls_total", command="write", outcome="away") == 0
-
-
-async def test_nothing_is_left_of_all_of_this(fleet: Fleet) -> None:
-    async with asyncio.timeout(30):
-        while await sessions_at(fleet.nodes) > 1:
-            # The twin of the restored session is closed with its client, which may take a moment.
-            await asyncio.sleep(0.1)
-
-
-# -- the journal by itself -------------------------------------------------------------------------------------------
 
 HEAD = Head(7, None, "00" * 8, [])
 WALK = About("Walk-v0", "0", {}, 60.0, None)
@@ -471,6 +52,17 @@ def step(action: str) -> Step:
     return Step(action, "11" * 8)
 
 
+def packed(*actions: str) -> list[bytes]:
+    return [step(action).pack("S", 0, index) for index, action in enumerate(actions)]
+
+
+def packed_text(action: str, index: int, *, flipped: bool = False) -> str:
+    """A packed step as an argument on Redis' command line, of which one bit may be another one."""
+    content = bytearray(step(action).pack("S", 0, index))
+    content[-1] ^= flipped
+    return content.decode("latin-1")
+
+
 async def write(journal: SharedJournal, *arguments: Any) -> str:
     return await journal.written("S", tuple(arguments))
 
@@ -479,12 +71,12 @@ async def test_a_gateway_that_lost_its_lease_can_neither_write_nor_rebuild(
     journals: tuple[RedisServer, SharedJournal, SharedJournal],
 ) -> None:
     server, one, other = journals
-    assert await write(one, *stepped(1, 0, 0, step("a"), (False, False))) == "ok"
+    assert await write(one, *stepped("S", 1, 0, 0, step("a"), (False, False))) == "ok"
     claim = await one.claim("S", 1)
     assert claim == Claim(2, 0, HEAD, [step("a")])
     # While one moves it, nobody writes, and nobody else moves it.
-    assert await write(other, *stepped(1, 0, 1, step("b"), (False, False))) == "fenced"
-    assert await write(one, *stepped(2, 0, 1, step("b"), (False, False))) == "moving"
+    assert await write(other, *stepped("S", 1, 0, 1, step("b"), (False, False))) == "fenced"
+    assert await write(one, *stepped("S", 2, 0, 1, step("b"), (False, False))) == "moving"
     assert (await other.claim("S", 1), await other.claim("S", 2)) == ("fenced", "moving")
     # It falls silent for longer than its lease, and the other one takes over.
     server.ask("HSET", "rollgym:session:S", "until", "0")
@@ -494,8 +86,8 @@ async def test_a_gateway_that_lost_its_lease_can_neither_write_nor_rebuild(
     assert await one.stays("S", 2) == "fenced"
     assert [status for status, _, _ in await one.end(["S"], "lost", 2)] == ["fenced"]
     assert await other.moved("S", 3, "elsewhere", "other copy") == "ok"
-    assert await write(one, *stepped(2, 0, 1, step("b"), (False, False))) == "fenced"
-    assert await write(other, *stepped(3, 0, 1, step("b"), (False, False))) == "ok"
+    assert await write(one, *stepped("S", 2, 0, 1, step("b"), (False, False))) == "fenced"
+    assert await write(other, *stepped("S", 3, 0, 1, step("b"), (False, False))) == "ok"
     found = await one.load("S")
     assert found is not None
     assert (found.generation, found.node, found.upstream_id, found.steps) == (3, "elsewhere", "other copy", 2)
@@ -507,16 +99,92 @@ async def test_the_journal_never_goes_back(
     _, one, other = journals
     over = (False, False)
     for number, action in enumerate("abc"):
-        assert await write(one, *stepped(1, 0, number, step(action), over)) == "ok"
-    assert await write(other, *stepped(1, 0, 2, step("c"), over)) == "ok", "what is written again is known"
-    assert await write(other, *stepped(1, 0, 2, step("x"), over)) == "behind", "another step was answered"
-    assert await write(other, *stepped(1, 0, 4, step("e"), over)) == "gap", "the step before it is not known"
-    assert await write(other, *whole(1, 0, HEAD, over, [step("a").pack()])) == "ok"
-    assert await write(other, *whole(1, 0, HEAD, over, [step("x").pack()])) == "behind"
-    assert await write(other, *whole(1, 0, HEAD, over, [step(each).pack() for each in "abcd"])) == "ok"
+        assert await write(one, *stepped("S", 1, 0, number, step(action), over)) == "ok"
+    assert await write(other, *stepped("S", 1, 0, 2, step("c"), over)) == "ok", (
+        "what is written again is known"
+    )
+    assert await write(other, *stepped("S", 1, 0, 2, step("x"), over)) == "behind", (
+        "another step was answered"
+    )
+    assert await write(other, *stepped("S", 1, 0, 4, step("e"), over)) == "gap", (
+        "the step before it is not known"
+    )
+    assert await write(other, *whole("S", 1, 0, HEAD, over, packed("a"))) == "ok"
+    assert await write(other, *whole("S", 1, 0, HEAD, over, packed("x"))) == "behind"
+    assert await write(other, *whole("S", 1, 0, HEAD, over, packed(*"abcd"))) == "ok"
     found = await one.load("S")
     assert found is not None
     assert found.steps == 4
+
+
+async def test_a_step_is_answered_to_one_claim(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    """Of equal steps that were numbered alike by two gateways, the node has taken one."""
+    _, one, other = journals
+
+    def place(index: int, claim: str = "") -> Any:
+        return stepped("S", 1, 0, index, step("left"), (False, False), claim)
+
+    assert await write(one, *place(0, "A")) == "ok"
+    assert await write(other, *place(0, "B")) == "taken"
+    assert await write(one, *place(0, "A")) == "ok", "written again, as after a connection that broke"
+    assert await write(one, *place(0)) == "ok", "a client that names the place gets what is there"
+    assert await write(other, *place(1)) == "ok"
+    assert await write(one, *place(1, "A")) == "taken", "by a client that named it"
+    # A gateway has found steps at the node that nobody has written down.
+    assert await write(other, *whole("S", 1, 0, HEAD, (False, False), packed(*4 * ["left"]))) == "ok"
+    assert await write(other, *place(4, "B")) == "ok"
+    assert await write(one, *place(3, "A")) == "ok"
+    assert await write(other, *place(3, "B")) == "taken"
+    assert await write(one, *place(2)) == "ok"
+    assert await write(other, *place(2, "B")) == "taken", "by a client that named it"
+    for index in range(5, 12):
+        assert await write(one, *place(index, f"A{index}")) == "ok"
+    assert await write(other, *place(3, "A")) == "unsure", "it is not kept for ever whose a step was"
+
+
+async def test_a_last_step_is_answered_to_one_claim(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    _, one, other = journals
+    following = Head(8, None, "22" * 8, [])
+    for journal, claim, status in ((one, "A", "ok"), (other, "B", "taken"), (one, "A", "ok")):
+        assert await write(journal, *stepped_on("S", 1, 0, 0, step("left"), following, claim)) == status
+    assert await write(other, *stepped("S", 1, 1, 0, step("left"), (False, False), "B")) == "ok"
+
+
+async def test_a_last_step_whose_next_episode_was_written_down_without_it_is_not_known(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    """It may be the one that the node has taken: to send it on would take it twice."""
+    _, one, other = journals
+    following = Head(8, None, "22" * 8, [])
+    assert await write(other, *whole("S", 1, 1, following, (False, False), [])) == "ok"
+    assert await write(one, *stepped_on("S", 1, 0, 0, step("left"), following, "A")) == "unsure"
+    assert await write(one, *stepped_on("S", 1, 0, 0, step("left"), following)) == "ok"
+
+
+async def test_a_step_that_a_gateway_has_answered_is_nobody_elses_in_a_journal_that_went_back(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    server, one, other = journals
+    over = (False, False)
+
+    def place(index: int, claim: str) -> Any:
+        return stepped("S", 1, 0, index, step("left"), over, claim)
+
+    for name, number in (("answered_episode", "0"), ("answered_steps", "2")):
+        server.ask("HSET", "rollgym:session:S", name, number)
+    found = await one.load("S")
+    assert found is not None
+    assert (found.place, found.answered) == ((0, 0), (0, 2))
+    assert await write(one, *place(0, "A")) == "unsure"
+    assert await write(other, *whole("S", 1, 0, HEAD, over, packed(*4 * ["left"]))) == "ok"
+    assert await write(one, *place(1, "A")) == "unsure"
+    assert await write(one, *place(1, "")) == "ok", "a client that names the place gets what is there"
+    assert await write(one, *place(2, "A")) == "ok"
+    assert await write(other, *place(2, "B")) == "taken"
 
 
 async def test_what_a_gateway_has_answered_is_not_gone_back_behind(
@@ -538,7 +206,7 @@ async def test_what_a_gateway_has_answered_is_not_gone_back_behind(
         assert await other.claim("S", 1) == "behind"
         # Its node still has the steps, and they are written down again.
         steps = [step("one"), step("two")]
-        assert await write(other, *whole(1, 0, HEAD, (False, False), [each.pack() for each in steps])) == "ok"
+        assert await write(other, *whole("S", 1, 0, HEAD, (False, False), packed("one", "two"))) == "ok"
         claim = await other.claim("S", 1)
         assert isinstance(claim, Claim)
         assert claim.steps == steps
@@ -550,7 +218,7 @@ async def test_many_and_large_writes_are_shared_out(
     journals: tuple[RedisServer, SharedJournal, SharedJournal],
 ) -> None:
     _, one, _ = journals
-    large = [stepped(1, 0, number, step("x" * 600_000), (False, False)) for number in range(12)]
+    large = [stepped("S", 1, 0, number, step("x" * 600_000), (False, False)) for number in range(12)]
     statuses = await asyncio.gather(
         *(write(one, *each) for each in large), *(write(one, *check(1)) for _ in range(3000))
     )
@@ -562,11 +230,95 @@ async def test_many_and_large_writes_are_shared_out(
     assert [status for status, _, _ in ends] == ["ok"] + ["missing"] * 3000
 
 
+async def test_what_has_ended_stays_so_where_the_journal_goes_back_behind_it(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    server, one, other = journals
+    await one.open([Opened("T", WALK, "node", "up", 0, HEAD, (False, False), [], [])])
+    assert await one.end(["S"], "closed") == [("ok", "node", "up")]
+    # The other one has only heard of this end.
+    assert await write(other, *check(1)) == "ended:closed"
+    assert server.ask("HDEL", "rollgym:session:S", "ended") == b":1", "as in a replica that lagged"
+    for journal in (one, other):
+        found = await journal.load("S")
+        assert found is not None
+        assert found.ended == "closed"
+    server.kill()
+    server.start()
+    async with asyncio.timeout(30):
+        while server.ask("HGET", "rollgym:session:S", "ended") != b"$6":
+            await asyncio.sleep(0.02)
+    stranger = SharedJournal(server.url)
+    await stranger.start()
+    try:
+        for session_id, ended in (("S", "closed"), ("T", None)):
+            found = await stranger.load(session_id)
+            assert found is not None
+            assert found.ended == ended
+    finally:
+        await stranger.close()
+
+
+HASH, STEPS = "rollgym:session:S", "rollgym:session:S:steps"
+DAMAGES = {
+    "a step of another place": ("LSET", STEPS, "1", packed_text("a", 0)),
+    "a bit of a step": ("LSET", STEPS, "1", packed_text("c", 1, flipped=True)),
+    "a step less": ("LPOP", STEPS),
+    "a step twice": ("RPUSH", STEPS, packed_text("b", 1)),
+    "another number of steps": ("HSET", HASH, "steps", "1"),
+    "a number that is none": ("HSET", HASH, "steps", "2x"),
+    "a time that is none": ("HSET", HASH, "ttl_ms", "6p0000"),
+    "another episode": ("HSET", HASH, "episode", "1"),
+    "no head": ("HDEL", HASH, "head"),
+    "an empty head": ("HSET", HASH, "head", ""),
+    "no facts": ("HDEL", HASH, "about"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+async def test_what_is_damaged_is_missing_and_reported(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server, one, _ = journals
+    for index, action in enumerate("ab"):
+        assert await write(one, *stepped("S", 1, 0, index, step(action), (False, False))) == "ok"
+    assert not server.ask(*DAMAGES[how]).startswith(b"-")
+    found = await one.load("S")
+    if found is not None:
+        with suppress(Unreadable):
+            assert await one.claim("S", 1) == "missing"
+    assert one.damage == 1
+    assert "S is damaged" in caplog.text or found is not None
+    # The others are not concerned by it.
+    await one.open([Opened("T", WALK, "node", "up", 0, HEAD, (False, False), [], [])])
+    statuses = await asyncio.gather(*(one.written(each, tuple(check(1))) for each in "ST"))
+    assert statuses[1] == "ok"
+    assert one.trouble is None
+
+
+async def test_entries_of_releases_without_checksums_are_read(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal],
+) -> None:
+    server, one, _ = journals
+    over = (False, False)
+    for index, action in enumerate("ab"):
+        assert await write(one, *stepped("S", 1, 0, index, step(action), over)) == "ok"
+    bare = {"about": WALK.pack("S")[5:], "head": HEAD.pack("S", 0)[5:]}
+    for name, content in bare.items():
+        server.ask("HSET", HASH, name, content.decode("latin-1"))
+    server.ask("LSET", STEPS, "0", step("a").pack("S", 0, 0)[5:].decode("latin-1"))
+    # Written again by a gateway that has them.
+    assert await write(one, *begun("S", 1, 0, HEAD)) == "ok"
+    assert await write(one, *stepped("S", 1, 0, 0, step("a"), over)) == "ok"
+    assert await one.claim("S", 1) == Claim(2, 0, HEAD, [step("a"), step("b")])
+    assert one.damage == 0
+
+
 async def test_steps_that_were_evicted_are_missing_and_not_made_up(
     journals: tuple[RedisServer, SharedJournal, SharedJournal],
 ) -> None:
     server, one, _ = journals
-    assert await write(one, *stepped(1, 0, 0, step("a"), (False, False))) == "ok"
+    assert await write(one, *stepped("S", 1, 0, 0, step("a"), (False, False))) == "ok"
     server.ask("DEL", "rollgym:session:S:steps")
     assert await one.claim("S", 1) == "missing"
     assert await one.load("S") is None
@@ -592,28 +344,136 @@ async def test_a_journal_that_is_away_is_tried_no_further_until_it_is_back(
     assert await write(one, *check(1)) == "ok"
 
 
-# -- what an operator gets wrong -------------------------------------------------------------------------------------
+CALLS: dict[str, Callable[[SharedJournal], Coroutine[Any, Any, object]]] = {
+    "load": lambda journal: journal.load("S"),
+    "claim": lambda journal: journal.claim("S", 1),
+    "renew": lambda journal: journal.renew("S", 1),
+    "moved": lambda journal: journal.moved("S", 1, "elsewhere", "copy"),
+    "end": lambda journal: journal.end(["S"], "closed"),
+    "written": lambda journal: journal.written("S", check(1)),
+}
 
 
-def serve(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rollgym.env_server", "--gateway", "--port", "0", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("connected", [True, False])
+@pytest.mark.parametrize("name", CALLS)
+async def test_a_call_ends_as_cancelled_whenever_it_is_cancelled(
+    journals: tuple[RedisServer, SharedJournal, SharedJournal], name: str, connected: bool
+) -> None:
+    """Also in the turn of the loop in which its command has just gone out: its caller would go on otherwise."""
+    server, one, _ = journals
+    if not connected:
+        assert server.ask("CLIENT", "KILL", "TYPE", "normal").startswith(b":")
+    server.pause()
+    try:
+        for turns in range(30):
+            call = asyncio.create_task(CALLS[name](one))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait([call])
+            assert call.cancelled(), f"after {turns} turns of the loop: {call.exception()!r}"
+    finally:
+        server.resume()
 
 
-def test_an_address_that_is_none_is_refused_without_showing_it() -> None:
-    ended = serve("--journal-url", "memcached://user:secret@127.0.0.1/0")
-    assert ended.returncode == 2
-    assert "journal_url cannot be read" in ended.stderr
-    assert "secret" not in ended.stderr
+# -- replicas --------------------------------------------------------------------------------------------------------
 
 
-def test_a_gateway_waits_for_a_journal_that_is_not_there_yet(tmp_path: Path) -> None:
-    server = RedisServer(tmp_path)
-    with ServerProcess((*GATEWAY, "--journal-url", server.url)) as gateway:
-        answer = httpx.get(f"{gateway.url}/ready")
-        assert (answer.status_code, [each["code"] for each in answer.json()["reasons"]]) == (503, ["journal"])
-        with server:
-            deadline = time.monotonic() + 30
-            while httpx.get(f"{gateway.url}/ready").status_code != 200:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+AT_ONCE = ("--repl-diskless-sync-delay", "0")
+"""Without it, a replica begins five seconds late."""
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[tuple[RedisServer, RedisServer]]:
+    """A server and its replica, which has all that there is."""
+    places = tmp_path / "journal", tmp_path / "replica"
+    for place in places:
+        place.mkdir()
+    with (
+        RedisServer(places[0], *AT_ONCE) as server,
+        RedisServer(places[1], *AT_ONCE, "--replicaof", "127.0.0.1", str(server.port)) as replica,
+    ):
+        deadline = time.monotonic() + 30
+        while server.ask("WAIT", "1", "1000") != b":1":
+            assert time.monotonic() < deadline
+        yield server, replica
+
+
+async def test_a_write_waits_for_the_replicas_that_are_required(
+    replicated: tuple[RedisServer, RedisServer],
+) -> None:
+    server, replica = replicated
+    careful, quick = SharedJournal(server.url, 1), SharedJournal(server.url)
+    over = (False, False)
+    for journal in (careful, quick):
+        await journal.start()
+    try:
+        await careful.open([Opened("S", WALK, "node", "up", 0, HEAD, over, [], [])])
+        assert await write(careful, *stepped("S", 1, 0, 0, step("a"), over)) == "ok"
+        assert replica.ask("HGET", HASH, "steps") == b"$1"
+        assert replica.ask("LLEN", STEPS) == b":1"
+        replica.pause()
+        assert (await write(quick, *stepped("S", 1, 0, 1, step("b"), over))) == "ok"
+        # Whether it was written here before makes no difference: the replica lacks it.
+        status = await write(careful, *stepped("S", 1, 0, 1, step("b"), over))
+        assert status.startswith("away: 0 of 1 replicas (journal_replicas)")
+        assert careful.calls["write", "unconfirmed"] == 1
+        with pytest.raises(ProblemError, match="draining"):
+            careful.require()
+        with pytest.raises(JournalAway):
+            await careful.load("S")
+        replica.resume()
+        async with asyncio.timeout(30):
+            while careful.trouble is not None:
+                await asyncio.sleep(0.02)
+        assert await write(careful, *stepped("S", 1, 0, 1, step("b"), over)) == "ok"
+        assert replica.ask("LLEN", STEPS) == b":2"
+        assert await careful.end(["S"], "closed") == [("ok", "node", "up")]
+        assert replica.ask("HGET", HASH, "ended") == b"$6"
+    finally:
+        replica.resume()
+        for journal in (careful, quick):
+            await journal.close()
+
+
+async def test_a_journal_that_lacks_replicas_is_not_connected_to_all_the_time(tmp_path: Path) -> None:
+    with RedisServer(tmp_path) as server:
+        journal = SharedJournal(server.url, 1)
+        await journal.start(lambda: {"S": (0, 1)})
+        await asyncio.sleep(4)
+        async with Redis.from_url(server.url) as redis:
+            stats = await redis.info("stats")
+        await journal.close()
+    assert stats["total_connections_received"] < 20
+
+
+async def test_a_fail_over_loses_nothing_that_was_answered(
+    replicated: tuple[RedisServer, RedisServer], players: list[Player], tmp_path: Path
+) -> None:
+    """The replica falls behind, and then takes over; the gateway that has answered is gone, and so is the node."""
+    server, replica = replicated
+    gateway = (*GATEWAY, "--journal-url", server.url, "--journal-replicas", "1")
+    with ServerProcess(gateway) as one, ServerProcess(gateway) as other:
+        node = (*WALKS, *QUIET, "--register", one.url, "--register", other.url)
+        with ServerProcess(node) as first:
+            await whole_at([one, other], 1)
+            player = await Player(one.url, risk=0.0).begin(0)
+            players.append(player)
+            for number in range(3):
+                await player.step(str(number))
+            replica.pause()
+            with pytest.raises(ProblemError, match="draining"):
+                await player.step("3")
+            for each in (server, one, first):
+                each.kill()
+            replica.resume()
+            replica.take_port(server.port)
+            place = tmp_path / "next"
+            place.mkdir()
+            follows = ("--replicaof", "127.0.0.1", str(replica.port))
+            with RedisServer(place, *follows), ServerProcess(node):
+                await whole_at([other], 1)
+                await patiently(player, "3", url=other.url)
+                await patiently(player, "4", url=other.url)
+                direct = await undisturbed(other.url, 0, ["0", "1", "2", "3", "4"], risk=0.0)
+    assert player.seen == direct

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.env_server.gateway.journal_entries import Step, packed_steps, read_steps
 from rollgym.env_server.gateway.relayed_session import RelayedSession
-from rollgym.env_server.journal.journal import Journal
+from rollgym.env_server.sessions.journal import Journal
 
 _STEPS = 60_000
 _Result = TypeVar("_Result")
@@ -28,6 +28,7 @@ def _episode(steps: int) -> dict[str, Any]:
 def _session(steps: int) -> RelayedSession:
     """One that has seen so many steps go by."""
     session = RelayedSession.__new__(RelayedSession)
+    session.session_id = "S"
     session.entry = SimpleNamespace(env_id="Here")  # type: ignore[assignment]
     session.journal = Journal.from_portable(PortableEpisode.model_validate(_episode(steps)))
     session.episode, session.step, session.seed, session.incomplete = 0, steps, 3, False
@@ -45,9 +46,9 @@ async def _with_turns(work: Awaitable[_Result]) -> tuple[_Result, int]:
 
 async def test_steps_are_packed_and_read_in_turns() -> None:
     episode = _episode(_STEPS)
-    packed, turns = await _with_turns(packed_steps(episode["actions"], episode["digests"]))
+    packed, turns = await _with_turns(packed_steps("S", 0, episode["actions"], episode["digests"]))
     assert turns >= 5
-    steps, turns = await _with_turns(read_steps(packed))
+    steps, turns = await _with_turns(read_steps("S", 0, packed))
     assert turns >= 5
     assert steps == [Step(*each) for each in zip(episode["actions"], episode["digests"], strict=True)]
 
@@ -75,5 +76,5 @@ async def test_the_shared_journal_is_told_of_all_steps() -> None:
     session, episode = _session(2), _episode(_STEPS)
     told, turns = await _with_turns(session.note_episode(1, episode))
     assert (told[0], told[-_STEPS - 1]) == ("episode", _STEPS)
-    assert Step.read(told[-1]) == Step(episode["actions"][-1], episode["digests"][-1])
+    assert Step.read(told[-1], "S", 0, _STEPS - 1) == Step(episode["actions"][-1], episode["digests"][-1])
     assert turns > 5

@@ -34,7 +34,7 @@ async def test_idle_times_too_short_for_a_clock(server: Server) -> None:
             body = {"env_id": "Count", "idle_timeout_s": idle_timeout_s, "count": 3}
             assert (await client.post("/v1/sessions", json=body)).status_code == 201
         async with asyncio.timeout(30):
-            while (await client.get("/v1/info")).json()["capacity"]["sessions"] != before:
+            while (await client.get("/v1/info")).json()["capacity"]["sessions"] > before:
                 await asyncio.sleep(0.01)
 
 

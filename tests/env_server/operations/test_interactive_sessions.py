@@ -12,14 +12,11 @@ import pytest
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import Caller
-from rollgym.env_server.common.setting_sections import SandboxSettings
-from rollgym.env_server.common.unanswered import Unanswered
+from rollgym.env_server.common.io_process import Unanswered
+from rollgym.env_server.common.settings import SandboxSettings
 from rollgym.env_server.http.interactive_socket import _InteractiveSocket
-from rollgym.env_server.operations.interactive_sessions import InteractiveSessions
-from rollgym.env_server.operations.sandbox import ServedSandbox
-from rollgym.sandbox.core.base import SandboxSession, SandboxUnavailableError
-from rollgym.sandbox.core.cancelling import CancellableSandbox
-from rollgym.sandbox.core.program import Program
+from rollgym.env_server.operations.sandbox import InteractiveSessions, ServedSandbox
+from rollgym.sandbox.core.base import CancellableSandbox, Program, SandboxSession, SandboxUnavailableError
 from rollgym.sandbox.selection import open_cancellable
 
 CALLER = Caller("someone", frozenset({"play"}))

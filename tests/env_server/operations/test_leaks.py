@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from rollgym.env_server.operations.failures import environment_error
+from rollgym.env_server.operations.runner import environment_error
 from rollgym.env_server.workers.base import EnvironmentRaised
 from tests.support.fragile_envs import RAISED
 from tests.support.wire import Server

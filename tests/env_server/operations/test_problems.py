@@ -12,7 +12,7 @@ import pytest
 
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import CODES
-from rollgym.env_server.messages.validation import episode_in_json
+from rollgym.env_server.common.requests import episode_in_json
 from tests.support.wire import ENVS, INLINE, Server, Socket
 
 OTHER_ISSUES = {
@@ -190,7 +190,7 @@ async def test_over_http(server: Server, code: str, method: str, path: str, requ
         answer = await client.request(method, path, **request_)
         check(answer, code)
         after = (await client.get("/v1/info")).json()["capacity"]["sessions"]
-        assert after == before, "nothing was made"
+        assert after <= before, "nothing was made; those of tests before may have ended"
 
 
 def check(answer: httpx.Response, code: str) -> dict[str, Any]:
@@ -434,4 +434,8 @@ async def test_names_that_are_no_texts_are_refused_wherever_they_are() -> None:
 def test_the_table_is_complete() -> None:
     elsewhere = {"unauthorized", "draining", "overloaded"}  # test_auth, test_drain, test_overload
     provoked = {code for code, _ in ON_SOCKET} | {code for code, *_ in OVER_HTTP}
-    assert provoked | {"not_reset", "at_capacity", "rate_limited"} | elsewhere | OTHER_ISSUES == set(CODES)
+    known = provoked | {"not_reset", "at_capacity", "rate_limited"} | elsewhere | OTHER_ISSUES
+    assert set(CODES) - known == set(), (
+        "provoke them in ON_SOCKET or OVER_HTTP, or say above where that is done"
+    )
+    assert known - set(CODES) == set(), "there are no such codes"

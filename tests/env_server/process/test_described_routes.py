@@ -9,7 +9,7 @@ import pytest
 from rollgym.env_server.access.tokens import Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.settings import check_settings
+from rollgym.env_server.common.settings_loading import check_settings
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.process.app import App
 from tests.support.wire import Server

@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import shutil
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -134,8 +136,9 @@ async def test_who_waits_for_another_server_is_told_too() -> None:
             posted = asyncio.create_task(client.post(f"/v1/sessions/{third}/step", json=step))
             await asyncio.sleep(0.3)
             gateway.process.terminate()
-            for sent in (single, batch):
-                assert (await socket.answer(sent))["error"]["code"] == "draining"
+            assert (await socket.answer(single))["error"]["code"] == "draining"
+            [of_batch] = (await socket.answer(batch))["results"]
+            assert of_batch["error"]["code"] == "draining", "each step of a batch has an answer of its own"
             assert (await posted).json()["code"] == "draining"
             with pytest.raises(websockets.ConnectionClosed):
                 await socket.connection.recv()
@@ -202,3 +205,12 @@ async def test_what_is_asked_of_a_program_is_answered_within_the_grace() -> None
             with pytest.raises(websockets.ConnectionClosed):
                 await connection.recv()
         assert await asyncio.to_thread(server.process.wait, 30) == 0
+
+
+def test_a_server_whose_state_directory_is_gone_ends_all_the_same(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    with Server(*ENVS, *INLINE, "--state-dir", str(state)) as server:
+        shutil.rmtree(state)
+        server.process.terminate()
+        assert server.process.wait(60) == 0
+        assert "cannot be cut to its records" in server.log()

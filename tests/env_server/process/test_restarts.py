@@ -27,13 +27,6 @@ LIGHT = (
 )
 
 
-@pytest.fixture
-def beacon(tmp_path: Path) -> Iterator[Beacon]:
-    made = Beacon(tmp_path)
-    yield made
-    made.close()
-
-
 @pytest.fixture(scope="module")
 def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("state")

@@ -301,6 +301,7 @@ async def test_sessions_that_cannot_begin_leave_nothing(plain: Server) -> None:
             ("Count?kwargs=[]", 422, "invalid_request"),
             ("Count?seed=-1", 422, "invalid_request"),
             ("Count?seed=9007199254740992", 422, "invalid_request"),
+            (f"Count?seed={5000 * '0'}", 422, "invalid_request"),
             ("Count?colour=red", 422, "invalid_request"),
             ('Count?kwargs={"length": 0}', 422, "invalid_kwargs"),
         ):

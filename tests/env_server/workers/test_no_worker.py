@@ -1,14 +1,20 @@
 """What cannot be run, for want of a worker, is not said to have taken too long."""
 
+import asyncio
+import os
+import sys
 import threading
 from typing import Any
 
 import pytest
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.env_server.operations.failures import not_in_time
-from rollgym.env_server.workers import process
+from rollgym.env_server.common.logs import LogFormat
+from rollgym.env_server.common.metrics import OperationTimes
+from rollgym.env_server.operations.runner import not_in_time
+from rollgym.env_server.workers import child_process, process
 from rollgym.env_server.workers.base import EnvSource, NoWorker, OperationTimeout
+from rollgym.env_server.workers.child_process import ChildProcess
 from rollgym.env_server.workers.process import ProcessWorker
 from rollgym.env_server.workers.thread import ThreadWorker
 from rollgym.envs.verifiers.function import TaskVerifier
@@ -78,3 +84,38 @@ async def test_a_response_that_all_threads_were_stuck_for_is_an_error() -> None:
     finally:
         GO_ON.set()
         await worker.shutdown()
+
+
+async def test_nothing_is_left_of_a_child_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(child_process, "_START_TIMEOUT_S", 0.05)
+    failed: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: failed.append(context))
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="/nowhere/python"):
+        ChildProcess(lambda child: None, OperationTimes(), "text")
+    assert os.listdir("/proc/self/fd") == before
+    await asyncio.sleep(0.2)
+    assert not failed
+
+
+async def test_nothing_is_left_of_a_child_that_no_thread_can_wait_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def no_thread(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    start, started = child_process._start, []
+
+    def noted_start(log_format: LogFormat) -> Any:
+        started.append(start(log_format))
+        return started[0]
+
+    monkeypatch.setattr(child_process, "_start", noted_start)
+    monkeypatch.setattr(threading.Thread, "start", no_thread)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="can't start new thread"):
+        ChildProcess(lambda child: None, OperationTimes(), "text")
+    ((child, _),) = started
+    assert child.returncode is not None
+    assert os.listdir("/proc/self/fd") == before

@@ -21,8 +21,7 @@ from rollgym.env_server.workers.base import (
     WorkerLost,
 )
 from rollgym.env_server.workers.ray.cluster import RayCluster
-from rollgym.env_server.workers.ray.scaling import Average, ScalingPolicy
-from rollgym.env_server.workers.ray.wire import (
+from rollgym.env_server.workers.ray.host import (
     Answer,
     Request,
     dump_answer,
@@ -31,6 +30,7 @@ from rollgym.env_server.workers.ray.wire import (
     load_answers,
     load_requests,
 )
+from rollgym.env_server.workers.ray.pool import Average, ScalingPolicy
 from rollgym.env_server.workers.ray.worker import RayWorker
 from tests.support.fragile_envs import Beacon, ended, kill
 from tests.support.metrics import scrape, value
@@ -66,13 +66,6 @@ def single(cluster: Cluster) -> Iterator[Server]:
     with serve(cluster, "--ray-max-actors", "1") as running:
         yield running
         assert "failed inside the server" not in running.log()
-
-
-@pytest.fixture
-def beacon(tmp_path: Path) -> Iterator[Beacon]:
-    made = Beacon(tmp_path)
-    yield made
-    made.close()
 
 
 def actor_of(child: int) -> int:

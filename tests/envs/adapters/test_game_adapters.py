@@ -10,8 +10,7 @@ from gymnasium.utils.env_checker import check_env
 
 from rollgym.clients.checks.trace import trace
 from rollgym.clients.client.env import RemoteEnv
-from rollgym.envs.adapters.pettingzoo import PettingZooAdapter
-from rollgym.envs.adapters.pettingzoo_sheets import SHEETS
+from rollgym.envs.adapters.pettingzoo import SHEETS, PettingZooAdapter
 from rollgym.envs.adapters.textarena import TextArenaAdapter
 from rollgym.extras import MissingExtraError, import_extra
 from tests.support.processes import ROOT

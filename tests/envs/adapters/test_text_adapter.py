@@ -14,7 +14,7 @@ from rollgym.clients.client.env import RemoteEnv
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
-from rollgym.envs.adapters.text_observations import ObservationText, plain_drawing
+from rollgym.envs.adapters.text_spaces import ObservationText, plain_drawing
 from tests.support.echo_env import Echo
 from tests.support.processes import ROOT
 from tests.support.wire import Server

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.envs.adapters.text import TextAdapter
-from rollgym.envs.adapters.text_actions import action_text
+from rollgym.envs.adapters.text_spaces import action_text
 from tests.support.echo_env import Echo
 
 LAKE = "FrozenLake-v1"

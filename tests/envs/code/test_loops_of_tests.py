@@ -8,7 +8,7 @@ from rollgym.envs.code import conversation
 from rollgym.envs.code.answers import NOT_RUN
 from rollgym.envs.code.forms import read_item
 from rollgym.envs.code.grader import Grader
-from rollgym.envs.code.limits import GradingLimits
+from rollgym.envs.code.sandboxes import GradingLimits
 from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from tests.support.sandboxes import working_sandbox
 

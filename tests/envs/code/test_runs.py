@@ -3,8 +3,8 @@
 import pytest
 
 from rollgym.envs.code.answers import Answer
-from rollgym.envs.code.limits import GradingLimits
 from rollgym.envs.code.runs import Runs
+from rollgym.envs.code.sandboxes import GradingLimits
 from rollgym.sandbox.core.base import SandboxSession
 from tests.support.sandboxes import working_sandbox
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.envs.code import repl_goals, shell_goals
-from rollgym.envs.code.goals import same_answer
-from rollgym.envs.code.python_repl import PythonReplEnv
+from rollgym.envs.code.python_repl import PythonReplEnv, draw_goal
+from rollgym.envs.code.sessions import same_answer
 from rollgym.envs.code.shell import ShellEnv
+from rollgym.envs.code.shell import draw_goal as draw_shell_goal
 from tests.support.sandboxes import working_sandbox
 
 
@@ -164,7 +164,7 @@ def test_saying_that_it_is_done_does_not_do_it():
     environment.close()
 
 
-@pytest.mark.parametrize("draw", [repl_goals.draw_goal, shell_goals.draw_goal])
+@pytest.mark.parametrize("draw", [draw_goal, draw_shell_goal])
 def test_equal_seeds_draw_equal_goals_and_splits_share_none(draw):
     goals = {
         split: [draw(np.random.default_rng(seed), split) for seed in range(20)] for split in ("train", "test")

@@ -191,7 +191,8 @@ def test_a_value_that_takes_too_much_work_is_refused(schema: dict[str, Any], val
     begun = time.process_time()
     with pytest.raises(TooMuchWorkError):
         list(validator.misfits(value))
-    assert time.process_time() - begun < 5
+    # A second where nothing else runs; without a bound, minutes and more.
+    assert time.process_time() - begun < 20
 
 
 @pytest.mark.parametrize(
@@ -214,7 +215,8 @@ def test_a_value_that_takes_too_much_work_is_refused(schema: dict[str, Any], val
 def test_large_values_are_taken_in_one_walk(schema: dict[str, Any], value: Any) -> None:
     begun = time.process_time()
     assert SchemaValidator(schema).fits(value)
-    assert time.process_time() - begun < 5
+    # A second where nothing else runs; without a bound, minutes and more.
+    assert time.process_time() - begun < 20
 
 
 def test_patterns_that_are_each_quick_enough_have_one_limit_together() -> None:

@@ -184,6 +184,24 @@ def test_unknown_names_are_refused_with_the_nearest() -> None:
         Game(limit=4)  # type: ignore[call-arg]
 
 
+def test_all_unknown_names_are_refused_at_once() -> None:
+    with pytest.raises(TypeError) as caught:
+        Game(bit=7, sise=4, zzz=1, limit=4)  # type: ignore[call-arg]
+    names = "size, share, pair, kinds, bit, opponent, data, undeclared, profile, render_mode"
+    assert str(caught.value) == (
+        f"Game has no kwargs 'sise' (did you mean 'size'?), 'zzz', 'limit'; it has {names}"
+    )
+    with pytest.raises(TypeError, match=r"no kwargs 'sise' \(did you mean 'size'\?\), 'bits' \(.*'bit'\?\)$"):
+        Game(sise=4, bits=1)  # type: ignore[call-arg]
+
+
+def test_a_refusal_of_many_or_long_names_is_short() -> None:
+    many: dict[str, Any] = {f"{number}{'x' * 1000}": 1 for number in range(500)}
+    with pytest.raises(TypeError, match="and 480 more; it has size") as caught:
+        Game(**many)
+    assert len(str(caught.value)) < 2000
+
+
 def test_what_is_allowed_arrives_as_it_was_given() -> None:
     pair, call = [4, 5], print
     game = Game(

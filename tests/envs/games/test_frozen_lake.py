@@ -11,8 +11,7 @@ from gymnasium.utils.env_checker import check_env
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.envs.games.frozen_lake import ACTIONS, FrozenLakeEnv
-from rollgym.envs.games.frozen_lake_maps import goal_distances, split_of
+from rollgym.envs.games.frozen_lake import ACTIONS, FrozenLakeEnv, goal_distances, split_of
 
 maps = st.builds(
     lambda seed, size: generate_random_map(size=size, p=0.7, seed=seed),

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.envs.games.countdown import CountdownEnv
-from rollgym.envs.games.countdown_numbers import ExpressionError, evaluate, solve
+from rollgym.envs.games.countdown import CountdownEnv, ExpressionError, evaluate, solve
 from rollgym.envs.games.guess_number import GuessNumberEnv
 from rollgym.envs.games.mastermind import MastermindEnv, feedback
 

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 
 from rollgym.envs.games.hanoi import TowerOfHanoiEnv, plan
 from rollgym.envs.games.maze import MazeEnv
-from rollgym.envs.games.minefield import Minefield
-from rollgym.envs.games.minesweeper import MinesweeperEnv
-from rollgym.envs.games.minesweeper_solver import mine_chances
-from rollgym.envs.games.sudoku import SudokuEnv
-from rollgym.envs.games.sudoku_grids import draw_puzzle, only_solution, solutions
+from rollgym.envs.games.minesweeper import Minefield, MinesweeperEnv, mine_chances
+from rollgym.envs.games.sudoku import SudokuEnv, draw_puzzle, only_solution, solutions
 
 # -- TowerOfHanoi ------------------------------------------------------------------------------------------------------
 

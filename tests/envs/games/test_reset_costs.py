@@ -1,6 +1,5 @@
 """What a reset costs is bounded for all that may be asked for, and what cannot be had is refused when it is made."""
 
-import importlib
 import time
 
 import numpy as np
@@ -8,17 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollgym.envs.games.countdown import CountdownEnv
-from rollgym.envs.games.countdown_numbers import evaluate, solve, take_apart
+from rollgym.envs.games.countdown import CountdownEnv, evaluate, solve, take_apart
 from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 from rollgym.envs.games.hanoi import TowerOfHanoiEnv
-from rollgym.envs.games.maze import MazeEnv
-from rollgym.envs.games.maze_maps import draw_maze, longest_way
-from rollgym.envs.games.minefield import draw_minefield
-from rollgym.envs.games.minesweeper import MinesweeperEnv
+from rollgym.envs.games.maze import MazeEnv, draw_maze, longest_way
+from rollgym.envs.games.minesweeper import MinesweeperEnv, draw_minefield
 from rollgym.envs.games.sokoban.environment import SokobanEnv
-from rollgym.envs.games.sudoku import SudokuEnv
-from rollgym.envs.games.sudoku_grids import known_puzzle, only_solution
+from rollgym.envs.games.sudoku import SudokuEnv, known_puzzle, only_solution
 from rollgym.envs.registry import builtin_environments
 
 # A reset takes up to some tens of milliseconds. What is bounded here took from half a second to forever.
@@ -63,8 +58,7 @@ IMPOSSIBLE = [
 
 
 def made(env_id, kwargs):
-    module, _, name = builtin_environments()[env_id].entry_point.partition(":")
-    return getattr(importlib.import_module(module), name)(**kwargs)
+    return builtin_environments()[env_id].load()(**kwargs)
 
 
 @pytest.mark.parametrize(("env_id", "kwargs"), WISHES)

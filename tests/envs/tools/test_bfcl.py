@@ -91,6 +91,28 @@ def test_calls_in_parallel_take_any_order_and_each_counts_once():
     )
 
 
+def test_integers_in_an_array_of_floats_are_of_another_type_as_in_bfcl():
+    properties = {"weights": {"type": "array", "items": {"type": "float"}}, "price": {"type": "float"}}
+    function = {
+        "name": "weigh",
+        "parameters": {"type": "dict", "properties": properties, "required": ["weights"]},
+    }
+    wanted = [{"weigh": {"weights": [[1.0, 2.0]], "price": [3.0, ""]}}]
+
+    def error_type(**arguments):
+        return grade_calls([function], [{"weigh": arguments}], wanted, "simple_python").error_type
+
+    assert error_type(weights=[1.0, 2.0], price=3) is None
+    assert error_type(weights=[1, 2]) == "type_error:nested"
+
+
+def test_the_first_call_that_fits_an_answer_takes_it_as_in_bfcl():
+    wanted = [{"shop.order": {"item": names}} for names in (["lamp", "desk"], ["lamp"])]
+    calls = [{"shop.order": {"item": name}} for name in ("lamp", "desk")]
+    assert grade_calls([ORDER], [*reversed(calls)], wanted, "parallel").valid
+    assert not grade_calls([ORDER], calls, wanted, "parallel").valid
+
+
 def test_an_optional_argument_with_values_may_be_left_out_and_another_may_not():
     wanted = [{"shop.order": {"item": ["lamp"], "count": [2]}}]
     found = grade_calls([ORDER], [{"shop.order": {"item": "lamp"}}], wanted, "simple_python")

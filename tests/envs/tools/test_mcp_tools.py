@@ -13,8 +13,7 @@ import pytest
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.hermes import HERMES
 from rollgym.envs.core.splits import split_of_text
-from rollgym.envs.tools.mcp_server import McpServer, McpServerError, parse_address
-from rollgym.envs.tools.mcp_tools import McpToolsEnv
+from rollgym.envs.tools.mcp_tools import McpServer, McpServerError, McpToolsEnv, parse_address
 from rollgym.envs.tools.tool import ToolError
 from tests.support.processes import ROOT, running
 from tests.support.wire import Server

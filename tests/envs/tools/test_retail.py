@@ -12,9 +12,8 @@ from gymnasium.utils.env_checker import check_env
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.hermes import HERMES
 from rollgym.clients.replies.formats.table import FORMATS
-from rollgym.envs.tools.retail.customer import STOP, Customer, Identity
 from rollgym.envs.tools.retail.environment import RetailEnv
-from rollgym.envs.tools.retail.requests import REQUEST_KINDS, Request
+from rollgym.envs.tools.retail.requests import REQUEST_KINDS, STOP, Customer, Identity, Request
 from rollgym.envs.tools.retail.shop import Shop
 from rollgym.envs.tools.tool import Toolbox
 

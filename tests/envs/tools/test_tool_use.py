@@ -13,8 +13,7 @@ from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.hermes import HERMES
 from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.core.splits import split_of_text
-from rollgym.envs.tools.dates import DATE_TOOLS
-from rollgym.envs.tools.search import Corpus, Document
+from rollgym.envs.tools.basic_tools import DATE_TOOLS, Corpus, Document
 from rollgym.envs.tools.tasks import KINDS, answers_agree
 from rollgym.envs.tools.tool import Tool, Toolbox, tool_parameters
 from rollgym.envs.tools.tool_use import TOOL_GROUPS, ToolUseEnv

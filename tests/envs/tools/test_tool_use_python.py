@@ -9,9 +9,8 @@ from rollgym.clients.replies.formats.tags import TAGS
 from rollgym.envs.code.sandboxes import operator_sandbox
 from rollgym.envs.tools.tool import Toolbox
 from rollgym.envs.tools.tool_use_python import SandboxFailedError, ToolUsePythonEnv, python_tool
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Outcome, RunResult, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.result import Outcome, RunResult
 
 
 @pytest.fixture(scope="module", autouse=True)

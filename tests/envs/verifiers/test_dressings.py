@@ -35,7 +35,7 @@ from rollgym.envs.verifiers.code_tests import CodeTestsEnv
 from rollgym.envs.verifiers.formats.environment import FormatEnv
 from rollgym.envs.verifiers.function_calls import FunctionCallsEnv
 from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
-from rollgym.envs.verifiers.judging.verdicts import NumberVerdict, TokenVerdict, UnreadableVerdictError
+from rollgym.envs.verifiers.judging.templates import NumberVerdict, TokenVerdict, UnreadableVerdictError
 from rollgym.envs.verifiers.mathematics import MathEnv
 from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
 from rollgym.envs.verifiers.question_answering import QuestionAnsweringEnv
@@ -276,13 +276,6 @@ def test_short_answers() -> None:
         task = {"question": "What is it?", "answer": gold, "metric": metric}
         judged.judge(correct(verifier, task), rights, wrongs, thought(places | BARE), (metric, gold))
     judged.assert_all(at_least=1_500)
-
-
-QUESTIONS = [
-    ("B", ["Berlin", "Paris", "Rome", "Oslo"]),
-    ("D", ["12", "13", "21", "31"]),
-    ("A", ["a dog", "two cats"]),
-]
 
 
 def test_choices() -> None:

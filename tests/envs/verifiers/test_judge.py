@@ -14,13 +14,14 @@ from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.verifiers.judge import JudgeEnv
-from rollgym.envs.verifiers.judging.templates import read_templates, shipped_templates
-from rollgym.envs.verifiers.judging.verdicts import (
+from rollgym.envs.verifiers.judging.templates import (
     CriteriaVerdict,
     NumberVerdict,
     PatternVerdict,
     TokenVerdict,
     UnreadableVerdictError,
+    read_templates,
+    shipped_templates,
 )
 from tests.support.judge_double import JudgeDouble, completion, fenced, honest
 from tests.support.processes import env_server

@@ -313,6 +313,8 @@ def test_articles_before_a_word_mean_nothing_and_letters_do():
         *(r"$\text{B}$", "My choice is B", "My final answer is B", "答案是 B。", "选项B", '{"answer": "B"}'),
         *("B, because it is the capital.", "B because London is the capital", "**Option B**: London"),
         *("Option B) London is correct.", "London (B)", "**London (B)**", "B) London is the right answer."),
+        *("B) London. It is the capital.", "B. London, because it is the capital.", "(B) London since 43."),
+        *("**B) London.** It is the capital.", "B) London; it lies on the Thames.\n\nIt is large."),
         "The answer is B, not A.",
     ],
 )
@@ -328,6 +330,13 @@ def test_the_right_option_is_read_in_a_sentence_and_a_line(said):
         *("The answer is B, no, C", "The answer is B. Wait, C.", "The answer is B (wrong)", "Paris (B)"),
         *("- A\n- B", "Berlin (A), London (B)", "Berlin (A)\nLondon (B)", "Berlin (A) or London (B)"),
         *("B, because it is not A. No, C.", "B because C is wrong", "A) London is correct."),
+        *(
+            "B) London. Or Paris.",
+            "B) London. No, wait.",
+            "B) London. Not it.",
+            "B) Paris. It is the capital.",
+        ),
+        *("A) Berlin. B) London.", "B) London, because it is not Paris", "B) London? It is the capital."),
         *(
             "B) London\n\nOr Paris.",
             "- A) Berlin\n- B) London\n- C) Paris\n- D) Rome",

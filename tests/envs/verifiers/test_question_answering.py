@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.verifiers.question_answering import (
+    KINDS,
     QuestionAnsweringEnv,
     normal,
     overlap,
     read_boolean,
     read_date,
 )
-from rollgym.envs.verifiers.question_answering_tasks import KINDS
 
 ENVIRONMENT = QuestionAnsweringEnv()
 

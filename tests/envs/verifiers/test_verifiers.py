@@ -1,7 +1,6 @@
 """What holds for every verifier that ships: there is a verdict, whatever a response says and whoever wrote the task."""
 
 import functools
-import importlib
 import math
 
 import pytest
@@ -9,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.envs.registry import builtin_environments
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
+from rollgym.envs.verifiers.mathematics import MathEnv
+from rollgym.envs.verifiers.multiple_choice import MultipleChoiceEnv
+from rollgym.envs.verifiers.question_answering import QuestionAnsweringEnv
+from rollgym.envs.verifiers.reasoning_gym import ReasoningGymEnv
 from tests.support.hostile_answers import ENDED_BY_A_CLOCK, HOSTILE_ANSWERS
 from tests.support.sandboxes import working_sandbox
 
@@ -59,13 +63,8 @@ VALUES = st.recursive(
 
 
 def verifiers() -> dict[str, type[VerifierEnv]]:
-    found = {}
-    for env_id, spec in builtin_environments().items():
-        module, _, name = spec.entry_point.partition(":")
-        env_class = getattr(importlib.import_module(module), name)
-        if env_class.metadata.get("kind") == "stateless":
-            found[env_id] = env_class
-    return found
+    classes = {env_id: environment.load() for env_id, environment in builtin_environments().items()}
+    return {env_id: each for env_id, each in classes.items() if each.metadata.get("kind") == "stateless"}
 
 
 VERIFIERS = verifiers()
@@ -131,3 +130,31 @@ def test_no_response_is_the_reason_that_nothing_is_known(env_id):
             verdict = environment.score(said, task)
             assert_verdict(verdict)
             assert verdict.outcome not in ("timeout", "error"), (name, verdict)
+
+
+LONG = "a" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("verifier", "task"),
+    [
+        (ArithmeticEnv(), {"question": "2 + 2", "answer": LONG}),
+        (ArithmeticEnv(), {"question": LONG}),
+        (MathEnv(backend="none"), {"question": "?", "answer": LONG}),
+        (MultipleChoiceEnv(), {"question": "?", "options": ["1", "2"], "answer": LONG}),
+        (QuestionAnsweringEnv(), {"question": "?", "answer": LONG}),
+        (QuestionAnsweringEnv(metric="number"), {"question": "?", "answer": LONG}),
+        (ReasoningGymEnv(), {"dataset": LONG, "seed": 1}),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_a_long_task_is_not_repeated(verifier, task):
+    verdict = verifier.score("<answer>4</answer>", task)
+    assert verdict.outcome in ("wrong", "error")
+    assert len(verdict.detail) < 1000
+    refusal = ""
+    try:
+        verifier.reset(options={"question": "?", **task})
+    except ValueError as error:
+        refusal = str(error)
+    assert len(refusal) < 1000

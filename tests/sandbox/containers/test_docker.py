@@ -13,13 +13,10 @@ import docker
 import pytest
 
 from rollgym.sandbox.containers.docker import DockerSandbox
-from rollgym.sandbox.containers.flags import LABEL
+from rollgym.sandbox.containers.engine import LABEL
 from rollgym.sandbox.containers.seccomp import build_profile
-from rollgym.sandbox.core.base import SandboxUnavailableError
-from rollgym.sandbox.core.cancelling import Cancellation
+from rollgym.sandbox.core.base import Cancellation, Outcome, Program, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
 from rollgym.sandbox.kernel.seccomp import REFUSED
 from rollgym.sandbox.selection import make_sandbox
 from tests.support.processes import running
@@ -181,7 +178,7 @@ def test_a_server_that_is_killed_leaves_nothing_that_runs(make: Make, containers
     options = "" if image is None else f"image={image!r}"
     source = f"""
 from rollgym.sandbox.containers.docker import DockerSandbox
-from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.base import Program
 sandbox = DockerSandbox({options})
 session = sandbox.open_session(Program("bash", "sleep 60"))
 print("open", flush=True)

@@ -16,7 +16,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from rollgym.sandbox.core.base import SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
+from rollgym.sandbox.core.base import Program
 from rollgym.sandbox.selection import make_sandbox
 
 SUM = '''

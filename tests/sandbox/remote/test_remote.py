@@ -12,10 +12,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import ServerConnection, serve
 
 from rollgym.env_server.access.tokens import add_token
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Outcome, Program, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome
 from rollgym.sandbox.remote.remote import RemoteSandbox
 from rollgym.sandbox.selection import open_sandbox
 from tests.support.wire import Server
@@ -74,6 +72,12 @@ def test_a_full_server_is_asked_again_when_it_says() -> None:
         result = sandbox.run(PROGRAM)
         assert (result.outcome, result.detail) == (Outcome.TIME_LIMIT, "late")
         assert len(asked) == 3
+
+
+def test_a_request_that_stood_still_on_its_way_is_sent_again() -> None:
+    late = http("408 Request Timeout", '{"detail": "the request did not come to its end in time"}')
+    with answering(late, http("200 OK", GOOD)) as (url, _), closing(RemoteSandbox(url)) as sandbox:
+        assert sandbox.run(PROGRAM).outcome is Outcome.TIME_LIMIT
 
 
 def test_a_full_server_is_not_waited_for_for_ever() -> None:

@@ -7,10 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from rollgym.sandbox.core.base import SandboxUnavailableError
+from rollgym.sandbox.core.base import Guarantees, Outcome, Program, RunResult, SandboxUnavailableError
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Guarantees, Outcome, RunResult
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.sandbox.warm.pool import WarmPool
 

@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from rollgym.trainer.inference.sglang_probe import TOKENS_KEPT_FREE
+from rollgym.trainer.inference.servers.sglang_server import TOKENS_KEPT_FREE
 from tests.support.inference_server.control import Control
 from tests.support.inference_server.engine import Engine
 from tests.support.inference_server.faults import Faults

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from rollgym.trainer.inference.dialect import Bucket, GroupAddress
+from rollgym.trainer.inference.servers.dialect import Bucket, GroupAddress
 from tests.support.inference_server.weights import BroadcastGroup, sglang_prefixes, vllm_prefixes
 
 

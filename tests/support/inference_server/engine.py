@@ -42,6 +42,8 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     forced: tuple[int, ...] = ()
     structure: Structure | None = None
+    form_ends: frozenset[int] = frozenset()
+    """Tokens that end what `structure` says; nothing binds what is drawn behind one that ends no reply."""
 
     @property
     def greedy(self) -> bool:
@@ -348,9 +350,9 @@ def draw(logits: np.ndarray, job: Job, version: str, *, all_greedy: bool = False
     logits = np.asarray(logits, dtype=np.float64).copy()
     for token, bias in sampling.logit_bias:
         logits[token] += bias
-    if sampling.structure is not None and job.decode is not None:
+    if sampling.structure is not None and job.decode is not None and sampling.form_ends.isdisjoint(job.ids):
         # As both servers do it: before any distribution that they report.
-        logits = sampling.structure.mask(logits, job.decode(job.ids), sorted(sampling.stop_token_ids))
+        logits = sampling.structure.mask(logits, job.decode(job.ids), sorted(sampling.form_ends))
     raw = log_softmax(logits)
     greedy = sampling.temperature == 0
     tempered = raw if greedy or all_greedy else log_softmax(logits / sampling.temperature)

@@ -114,7 +114,8 @@ class OpenAIRoutes:
 
     def sampling(self, body: dict[str, Any], default_tokens: int) -> Sampling:
         stop = body.get("stop") or ()
-        ends = () if body.get("ignore_eos") else self._engine.model.end_ids
+        named = frozenset(body.get("stop_token_ids") or ())
+        own = frozenset(self._engine.model.end_ids)
         limit = body.get("max_tokens")
         temperature = body.get("temperature")
         top_p = body.get("top_p")
@@ -127,10 +128,12 @@ class OpenAIRoutes:
             top_k=max(body.get("top_k") or 0, 0),
             min_p=body.get("min_p") or 0.0,
             seed=seed,
-            stop_token_ids=frozenset([*(body.get("stop_token_ids") or ()), *ends]),
+            stop_token_ids=named if body.get("ignore_eos") else named | own,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=tuple((int(token), bias) for token, bias in (body.get("logit_bias") or {}).items()),
             structure=of_vllm(body),
+            # Its own end ends a form, whether it ends the reply or not.
+            form_ends=named | own,
         )
 
     def job(

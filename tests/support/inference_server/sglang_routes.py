@@ -251,7 +251,7 @@ class SglangRoutes:
             raise BadRequest(f"temperature must be non-negative, got {temperature}.")
         stop = params.get("stop") or ()
         # Unlike in vLLM, `ignore_eos` ignores the stop tokens too.
-        ends = (*(params.get("stop_token_ids") or ()), *self._engine.model.end_ids)
+        ends = frozenset([*(params.get("stop_token_ids") or ()), *self._engine.model.end_ids])
         return Sampling(
             max_tokens=limit,
             min_tokens=params.get("min_new_tokens", 0),
@@ -260,10 +260,11 @@ class SglangRoutes:
             top_k=max(params.get("top_k", -1), 0),
             min_p=params.get("min_p", 0.0),
             seed=params.get("sampling_seed", 42) if self._options.deterministic else None,
-            stop_token_ids=frozenset(() if params.get("ignore_eos") else ends),
+            stop_token_ids=frozenset() if params.get("ignore_eos") else ends,
             stop=(stop,) if isinstance(stop, str) else tuple(stop),
             logit_bias=tuple((int(token), bias) for token, bias in (params.get("logit_bias") or {}).items()),
             structure=of_sglang(params),
+            form_ends=ends,
         )
 
     async def _scores(self, ids: list[int], adapter: str) -> list[list[Any]]:

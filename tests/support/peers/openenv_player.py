@@ -1,4 +1,5 @@
-"""Plays with OpenEnv's own clients, as a JSON list says: `[client, URL, seed, actions]` or `["full", URL]` each."""
+"""Plays with OpenEnv's own clients, as a JSON list says: `[client, URL, seed, actions]`, or `["full", URL]` or
+`["authors", URL]` each."""
 
 import asyncio
 import json
@@ -82,6 +83,41 @@ def full(url: str) -> dict[str, Any]:
     return {"told": told, "done": done}
 
 
+class GuessAction(Action):
+    guess: int
+
+
+class GuessObservation(Observation):
+    hint: str = ""
+    left: int = 0
+
+
+class GuessClient(EnvClient[GuessAction, GuessObservation, State]):
+    """What `openenv init` writes for the author of an environment, here of openenv_server.py's game."""
+
+    def _step_payload(self, action: GuessAction) -> dict[str, Any]:
+        return {"guess": action.guess}
+
+    def _parse_result(self, payload: dict[str, Any]) -> StepResult[GuessObservation]:
+        seen = payload.get("observation", {})
+        observation = GuessObservation(hint=seen.get("hint", ""), left=seen.get("left", 0))
+        return StepResult(observation=observation, reward=payload["reward"], done=payload["done"])
+
+    def _parse_state(self, payload: dict[str, Any]) -> State:
+        return State(**payload)
+
+
+async def authors(url: str) -> dict[str, Any]:
+    """What the author's own client sees at a reset, and what it is told of a step."""
+    async with GuessClient(base_url=url) as env:
+        hint, told = (await env.reset(seed=2)).observation.hint, ""
+        try:
+            hint += (await env.step(GuessAction(guess=2))).observation.hint
+        except RuntimeError as error:
+            told = str(error)
+        return {"hint": hint, "told": told}
+
+
 def _content(result: StepResult[Any]) -> Any:
     return result.observation.get("text", result.observation.get("value"))
 
@@ -89,6 +125,8 @@ def _content(result: StepResult[Any]) -> Any:
 def play(client: str, url: str, seed: int = 0, actions: Sequence[Any] = ()) -> dict[str, Any]:
     if client == "full":
         return full(url)
+    if client == "authors":
+        return asyncio.run(authors(url))
     if client == "generic":
         return generic(url, seed, actions)
     return asyncio.run(typed(url, seed, actions))

@@ -379,7 +379,7 @@ class BroodsAtReset(Sums):
         super().draw()
         if self.round == 0 and self.one % 3 == 0:
             begun = time.process_time()
-            while time.process_time() - begun < 0.06:
+            while time.process_time() - begun < 0.15:
                 self.one += 0
 
 
@@ -392,4 +392,4 @@ class SleepsAtReset(Sums):
     def draw(self) -> None:
         super().draw()
         if self.round == 0 and self.one % 3 == 0:
-            time.sleep(0.06)
+            time.sleep(0.15)

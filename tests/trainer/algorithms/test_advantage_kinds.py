@@ -17,7 +17,7 @@ from rollgym.trainer.algorithms.credit import after_update, compute_advantages
 from rollgym.trainer.algorithms.hgpo import hgpo_advantages
 from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.algorithms.state import AlgorithmState
-from rollgym.trainer.algorithms.token_baseline import optimal_token_baseline_advantages
+from rollgym.trainer.algorithms.token_credit import optimal_token_baseline_advantages
 
 SCORES = torch.tensor([1.0, 0.0, 0.5, 0.2, 0.2, 0.9])
 GROUPS = torch.tensor([0, 0, 0, 1, 1, 2])

@@ -5,7 +5,6 @@ import math
 import pytest
 import torch
 
-from rollgym.trainer.algorithms.correction_presets import CORRECTIONS
 from rollgym.trainer.algorithms.corrections import (
     banded,
     importance_weights,
@@ -16,6 +15,7 @@ from rollgym.trainer.algorithms.corrections import (
     version_shares,
 )
 from rollgym.trainer.algorithms.presets import resolve_preset
+from rollgym.trainer.algorithms.token_settings import CORRECTIONS
 
 OLD = torch.tensor([[-1.0, -0.5, -2.0, -0.3], [-0.9, -1.5, -0.2, 9.0], [-0.7, 9.0, 9.0, 9.0]])
 BEHAVIOUR = torch.tensor([[-1.3, -0.4, -1.2, -0.3], [-1.0, -1.1, -0.9, 5.0], [-0.65, 5.0, 5.0, 5.0]])

@@ -13,13 +13,13 @@ from rollgym.trainer.algorithms.advantages import (
 )
 from rollgym.trainer.algorithms.aggregation import Denominators, aggregate
 from rollgym.trainer.algorithms.corrections import banded, importance_weights, truncated
-from rollgym.trainer.algorithms.filters import filter_groups
 from rollgym.trainer.algorithms.gigpo import anchor_groups, gigpo_advantages
 from rollgym.trainer.algorithms.group_filters import TopPFilter
 from rollgym.trainer.algorithms.kl import kl_estimate
 from rollgym.trainer.algorithms.losses import ppo_surrogate, weighted_surrogate
 from rollgym.trainer.algorithms.ratio import log_ratio, sequence_mean
 from rollgym.trainer.algorithms.rewards import overlong_penalty
+from rollgym.trainer.algorithms.selection import filter_groups
 
 
 def assert_numbers(actual, expected, tolerance=1e-5):

@@ -7,10 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.aggregation import Denominators, means, merge
 from rollgym.trainer.algorithms.credit import compute_advantages
 from rollgym.trainer.algorithms.objective import critic_loss, policy_loss
 from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
+from rollgym.trainer.algorithms.surrogates import SURROGATES
+from rollgym.trainer.core.kinds import kind_of
 from tests.support.algorithm_cases import random_case
 
 # Compositions that together reach every part of the loss.
@@ -128,6 +131,19 @@ ALGORITHMS = {
 BY_NAME = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 SEEDS = st.integers(0, 2**32 - 1)
 FEW = settings(max_examples=5)
+
+
+def test_each_kind_has_a_part_in_them():
+    kinds = {
+        "advantage": {kind_of(each) for each in ADVANTAGES}
+        - {each.advantage.kind for each in ALGORITHMS.values()},
+        "surrogate": {kind_of(each) for each in SURROGATES}
+        - {each.surrogate.kind for each in ALGORITHMS.values()},
+    }
+    # A function of a user's is what it is.
+    assert kinds == {"advantage": {"custom"}, "surrogate": {"custom"}}, (
+        "compose an algorithm of it in ALGORITHMS"
+    )
 
 
 def advantages_of(algorithm, case, rows):

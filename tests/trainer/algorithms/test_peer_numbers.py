@@ -1,4 +1,4 @@
-"""Numbers of other trainers' releases; `benchmarks/conformance/replay_peers.py` compares thousands."""
+"""Numbers of other trainers' releases; `peers/algorithms/replay.py` compares thousands."""
 
 from dataclasses import replace
 

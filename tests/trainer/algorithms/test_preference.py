@@ -15,7 +15,7 @@ from rollgym.trainer.algorithms.loss_settings import PreferenceLossSettings
 from rollgym.trainer.algorithms.preference import Replies, bradley_terry_loss, paired_loss, unpaired_loss
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "results" / "trl_losses.json"
-"""Written by benchmarks/conformance/trl_losses.py, which runs TRL."""
+"""Written by peers/pipelines/trl_losses.py, which runs TRL."""
 PAIRED = ("dpo", "robust", "hinge", "ipo", "orpo", "simpo")
 
 

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from rollgym.trainer.algorithms.batch import RowBatch, TrajectoryBatch
+from rollgym.trainer.algorithms.batch import RowBatch, TokenStream, TrajectoryBatch
 from rollgym.trainer.algorithms.filter_settings import OverlongSettings, RewardSettings
 from rollgym.trainer.algorithms.rewards import (
     discounted_return,
@@ -12,7 +12,6 @@ from rollgym.trainer.algorithms.rewards import (
     turn_charges,
     turn_rewards,
 )
-from rollgym.trainer.algorithms.stream import TokenStream
 
 BATCH = TrajectoryBatch(
     groups=[0, 0],

@@ -12,8 +12,8 @@ from rollgym.trainer.algorithms.advantage_settings import SpoAdvantage
 from rollgym.trainer.algorithms.loss_settings import KLSettings
 from rollgym.trainer.algorithms.state import (
     AlgorithmState,
-    Moments,
-    Worth,
+    RunningMoments,
+    SuccessEstimate,
     adapted_coefficient,
     kept_share,
     with_outcomes,
@@ -24,7 +24,7 @@ NUMBERS = st.lists(st.floats(-100, 100), max_size=20)
 
 @given(NUMBERS, NUMBERS)
 def test_running_moments_are_those_of_all_values(first, second):
-    moments = Moments().taking(first).taking(second)
+    moments = RunningMoments().taking(first).taking(second)
     both = first + second
     assert moments.count == len(both)
     if both:
@@ -71,7 +71,7 @@ def test_trackers_that_were_not_asked_for_longest_go():
 
 def test_several_episodes_of_a_task_forget_once():
     settings = SpoAdvantage(kind="spo", rho_low=0.5, rho_high=0.5)
-    state = AlgorithmState(worths={"a": Worth(2.0, 4.0, 0.0)})
+    state = AlgorithmState(worths={"a": SuccessEstimate(2.0, 4.0, 0.0)})
     state = with_outcomes(settings, state, ["a", "a"], [1.0, 7.0])
     assert (state.worths["a"].successes, state.worths["a"].failures) == (3.0, 2.0), (
         "returns count within [0, 1]"
@@ -79,7 +79,7 @@ def test_several_episodes_of_a_task_forget_once():
 
 
 def test_a_state_reads_back_from_what_a_checkpoint_writes(tmp_path):
-    state = AlgorithmState(0.3, Moments(3, 1.5, 2.0), 0.7, {"task": Worth(1.0, 2.0, 0.1)})
+    state = AlgorithmState(0.3, RunningMoments(3, 1.5, 2.0), 0.7, {"task": SuccessEstimate(1.0, 2.0, 0.1)})
     torch.save(state.as_dict(), tmp_path / "state.pt")
     assert AlgorithmState.from_dict(torch.load(tmp_path / "state.pt", weights_only=True)) == state
     assert AlgorithmState().as_dict() == {}

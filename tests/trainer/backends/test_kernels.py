@@ -9,23 +9,23 @@ from pathlib import Path
 import pytest
 import torch
 
-from rollgym.trainer.assembly.layout import check_combinations
-from rollgym.trainer.backends import torch_backend
+from rollgym.trainer.backends import packing
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.models.fused_kernels import use_liger
+from rollgym.trainer.models.device import use_liger
 from rollgym.trainer.models.load import set_attention
 from rollgym.trainer.models.lora import add_lora
+from rollgym.trainer.run.layout import check_combinations
+from tests.support.current_families import model_of
 from tests.support.rank_recipes import head_of
 from tests.support.sharded_models import SUPERVISED, relative, settings_of, some_rows
 from tests.support.sharing_ranks import CHEAP
 from tests.support.tiny_models import sharp_model
 from tests.trainer.backends.test_shared_prefixes import tree_rows, weighted
-from tests.trainer.models.test_families import model_of
 
 ROOT = Path(__file__).resolve().parents[3]
 ACCELERATOR = torch.accelerator.current_accelerator(check_available=True)
@@ -91,7 +91,7 @@ def test_layers_are_compiled_for_training_only():
 
 @pytest.mark.slow
 def test_compiled_layers_share_prefixes(monkeypatch):
-    monkeypatch.setattr(torch_backend, "sharing_costs", lambda *_: CHEAP)
+    monkeypatch.setattr(packing, "sharing_costs", lambda *_: CHEAP)
     found = []
     for compiled in ("eager", None):
         backend = backend_of(PROCESSOR, PolicyHead(model_of("gemma-2"), 1.0), compiled=compiled)

@@ -15,12 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgym.trainer.backends.balance import balanced, row_cost
+from rollgym.trainer.backends.batching import balanced, row_cost
 from rollgym.trainer.backends.local_ranks import LocalRanks
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.ranked import RankedBackend, Ranks
 from rollgym.trainer.backends.transport import RankDiedError, pack, unpack
 from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.records.pieces import flattened, nested
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.patient_ranks import apart, patient, restless
@@ -181,6 +182,17 @@ def test_a_rank_that_does_not_start_says_why(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "not a number")
     transport = LocalRanks(tmp_path)
     with pytest.raises(RankDiedError, match=r"rank 0 of 1 is gone \(exit code 1(.|\n)*PYTHONHASHSEED"):
+        transport.start(1)
+    assert transport.pids == []
+
+
+@pytest.mark.parametrize("taken", ["ranks", "ranks/rank_0.log"])
+def test_a_log_that_cannot_be_written_is_named(tmp_path, taken):
+    path = tmp_path / taken
+    path.parent.mkdir(exist_ok=True)
+    path.mkdir() if path.suffix else path.touch()
+    transport = LocalRanks(tmp_path / "ranks")
+    with pytest.raises(WriteError, match=f"cannot write {path}: (File exists|Is a directory)"):
         transport.start(1)
     assert transport.pids == []
 

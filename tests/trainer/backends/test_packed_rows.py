@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
-from rollgym.trainer.backends import torch_backend
+from rollgym.trainer.backends import packing
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.batching import packed_buckets
 from rollgym.trainer.backends.forward_pass import ForwardPass
@@ -17,11 +17,11 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.load import set_attention
 from rollgym.trainer.models.packed_attention import PackedRows, attention_forward, name_of_kernel
 from rollgym.trainer.models.value_head import ValueModel
+from tests.support.current_families import FAMILIES, model_of
 from tests.support.sharing_ranks import CHEAP
 from tests.support.tiny_models import sharp_model
 from tests.trainer.backends.test_kernels import ACCELERATOR, PROCESSOR, on_an_accelerator
 from tests.trainer.backends.test_shared_prefixes import COSTS, EXACT, SCHEDULE, error, tree_rows, weighted
-from tests.trainer.models.test_families import FAMILIES, model_of
 
 CAPPED = ("gemma-2",)
 """Families whose attention is more than products of queries and keys."""
@@ -107,7 +107,7 @@ def test_a_critics_rows_are_packed():
 )
 def test_steps_are_those_of_padded_rows(options, monkeypatch):
     if "compiled" not in options:
-        monkeypatch.setattr(torch_backend, "sharing_costs", lambda *_: CHEAP)
+        monkeypatch.setattr(packing, "sharing_costs", lambda *_: CHEAP)
     weights = []
     for packed_rows in ("on", "off"):
         optimizer = OptimizerSettings(

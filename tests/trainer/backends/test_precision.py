@@ -17,11 +17,11 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.learn.weights.source import BackendWeights
-from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.publisher import BackendWeights
 from rollgym.trainer.models.load import load_model
 from rollgym.trainer.models.value_head import ValueModel
+from rollgym.trainer.models.weights import without_chance
 from tests.support.tiny_models import reference_logprobs, sharp_model
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,12 +6,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgym.trainer.backends.balance import balanced, balanced_trees, row_cost
-from rollgym.trainer.backends.batching import length_buckets
-from rollgym.trainer.backends.prefix_layout import SharedTokens
-from rollgym.trainer.backends.prefix_paths import paths_of
-from rollgym.trainer.backends.prefix_plan import Plans, plan
-from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree, tree_of
+from rollgym.trainer.backends.batching import Plans, balanced, balanced_trees, length_buckets, plan, row_cost
+from rollgym.trainer.backends.prefix_cache import SharedTokens
+from rollgym.trainer.backends.prefix_tree import CallCosts, finest_tree, paths_of, tree_of
 
 FREE = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=0.0, held=0.0)
 CHEAP = CallCosts(pair=0.001, masked_pair=0.002, copied=0.01, call=3.0, held=0.1, read=0.05)

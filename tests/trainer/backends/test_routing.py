@@ -7,35 +7,13 @@ import torch
 from torch.nn.functional import pad
 
 from rollgym.trainer.algorithms.aggregation import collect
-from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.routing import packed_experts, taken_again
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from tests.support.megatron_ranks import family_model
-
-LAYERS, EXPERTS, TAKEN = 2, 4, 2
-
-
-def rows():
-    draws = torch.Generator().manual_seed(2)
-    made = []
-    for length in (6, 9, 4):
-        mask = torch.arange(length) >= 2
-        experts = torch.rand(length, LAYERS, EXPERTS, generator=draws).topk(TAKEN, dim=-1).indices
-        made.append(
-            TrainRow(
-                torch.randint(2, 39, (length,), generator=draws),
-                mask,
-                experts=experts.flatten(1).to(torch.int16),
-            )
-        )
-    return made
-
-
-def routers(model):
-    return [module for name, module in model.named_modules() if name.endswith("mlp.gate")]
+from tests.support.routed_rows import LAYERS, TAKEN, routers, rows
 
 
 def seen(model):

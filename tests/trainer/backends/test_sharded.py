@@ -16,9 +16,8 @@ from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.ranked import RankedBackend, Ranks
 from rollgym.trainer.backends.torch_backend import TorchBackend
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_ranks import family_model
 from tests.support.rank_recipes import (

@@ -14,12 +14,10 @@ from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.backends.transport import RankDiedError
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
 from rollgym.trainer.models.load import load_model
-from rollgym.trainer.records.checkpoint import RunState
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState
 from rollgym.trainer.records.pieces import SavedPieces, flattened
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.played_groups import played_groups

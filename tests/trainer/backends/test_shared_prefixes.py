@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rollgym.trainer.algorithms.aggregation import collect, merge
 from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
-from rollgym.trainer.backends import torch_backend
+from rollgym.trainer.backends import packing
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.distillation_head import Distance, DistillationHead
 from rollgym.trainer.backends.forward_pass import ForwardPass
@@ -20,18 +20,16 @@ from rollgym.trainer.backends.reference import FrozenModel, PolicyWithoutAdapter
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
 from rollgym.trainer.models.lora import add_lora
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
+from tests.support.current_families import FAMILIES, SHAPE, model_of
 from tests.support.played_groups import with_all_that_presets_read
 from tests.support.rank_recipes import numbered, numbers_as_given
-from tests.trainer.models.test_families import _SHAPE, FAMILIES, model_of
 
 # Small models compute a few tokens at little more than what a call takes: sharing would not pay, and is tested.
 COSTS = CallCosts(pair=0.0, masked_pair=0.0, copied=0.0, call=4.0, held=0.05)
@@ -46,7 +44,7 @@ def cheap_calls(monkeypatch):
     def costs(head, setting, device):
         return COSTS if setting == "auto" else None
 
-    monkeypatch.setattr(torch_backend, "sharing_costs", costs)
+    monkeypatch.setattr(packing, "sharing_costs", costs)
 
 
 def tree_rows(seed=0, top=50) -> list[TrainRow]:
@@ -186,7 +184,10 @@ def test_gradients_with_adapters():
             torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(2))
     head, rows = PolicyHead(model, 1.0), tree_rows()
     assert error(gradients(head, rows, COSTS)[0], gradients(head, rows, None)[0]) < EXACT
-    frozen = [PolicyWithoutAdapters(head, 10_000, costs, warm=False).forward(rows) for costs in (COSTS, None)]
+    frozen = [
+        PolicyWithoutAdapters(ForwardPass(head, 10_000, costs), warm=False).forward(rows)
+        for costs in (COSTS, None)
+    ]
     for one, two in zip(*frozen, strict=True):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
@@ -225,7 +226,9 @@ def test_on_an_accelerator_gradients_are_those_of_rows_apart(family):
 def test_outputs_without_gradient_are_shared_too():
     head, rows = head_of("granite", "policy"), tree_rows()
     for one, two in zip(
-        FrozenModel(head, 10_000, COSTS).forward(rows), FrozenModel(head, 10_000).forward(rows), strict=True
+        FrozenModel(ForwardPass(head, 10_000, COSTS)).forward(rows),
+        FrozenModel(ForwardPass(head, 10_000)).forward(rows),
+        strict=True,
     ):
         torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-5)
 
@@ -347,12 +350,12 @@ class Louder(LlamaForCausalLM):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Louder(LlamaConfig(**_SHAPE)), "made by its whole forward"),
-        (lambda: Forgetful(LlamaConfig(**_SHAPE)), "passed over the cache"),
+        (lambda: Louder(LlamaConfig(**SHAPE)), "made by its whole forward"),
+        (lambda: Forgetful(LlamaConfig(**SHAPE)), "passed over the cache"),
         (
             lambda: LlamaForCausalLM(
                 LlamaConfig(
-                    **_SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+                    **SHAPE, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
                 )
             ),
             "how long the row is",
@@ -377,7 +380,7 @@ def test_a_model_that_cannot_shares_whole_rows_only_and_says_so(make, reason, ch
 def test_a_student_is_taught_alike_where_logits_are_made_of_more(louder):
     torch.manual_seed(0)
     kinds = {"student": LlamaForCausalLM, "teacher": LlamaForCausalLM, louder: Louder}
-    student, teacher = (kinds[who](LlamaConfig(**_SHAPE)).eval() for who in ("student", "teacher"))
+    student, teacher = (kinds[who](LlamaConfig(**SHAPE)).eval() for who in ("student", "teacher"))
     head, rows = DistillationHead(student, [teacher], Distance("forward_kl")), tree_rows()
     apart, outputs, _ = gradients(head, rows, None)
     together, shared_outputs, buckets = gradients(head, rows, COSTS)
@@ -388,7 +391,7 @@ def test_a_student_is_taught_alike_where_logits_are_made_of_more(louder):
 
 
 def test_layers_with_another_state_are_told():
-    config = LlamaConfig(**_SHAPE)
+    config = LlamaConfig(**SHAPE)
     model = LlamaForCausalLM(config).eval()
     config.layer_types = ["linear_attention", "full_attention"]
     assert "linear_attention" in PolicyHead(model, 1.0).why_not_shared

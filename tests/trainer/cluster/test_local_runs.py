@@ -9,7 +9,7 @@ import pytest
 
 from rollgym.trainer.cli import main
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 
 CONFIG = """
 seed: 3
@@ -73,5 +73,5 @@ def test_a_rank_that_dies_is_started_again_and_the_run_goes_on_in_one_process(tm
     ledger = Ledger(run / "ledger.jsonl")
     fates = [ledger.fate(task) for task in range(12)]
     ledger.close()
-    assert fates[:8] == [Fate.TRAINED] * 8
-    assert set(fates[8:]) <= {None, Fate.DROPPED}
+    assert fates[:8] == [TaskEvent.TRAINED] * 8
+    assert set(fates[8:]) <= {None, TaskEvent.DROPPED}

@@ -14,7 +14,7 @@ import pytest
 
 from rollgym.trainer.cli import main
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 from tests.support.processes import descendants
 
 pytestmark = pytest.mark.slow
@@ -148,5 +148,5 @@ def test_a_run_on_ray_outlives_each_of_its_actors_and_learns_what_one_process_le
     ledger = Ledger(run / "ledger.jsonl")
     fates = [ledger.fate(task) for task in range(GROUPS * STEPS + 8)]
     ledger.close()
-    assert fates[: GROUPS * STEPS] == [Fate.TRAINED] * (GROUPS * STEPS)
-    assert set(fates[GROUPS * STEPS :]) <= {None, Fate.DROPPED}
+    assert fates[: GROUPS * STEPS] == [TaskEvent.TRAINED] * (GROUPS * STEPS)
+    assert set(fates[GROUPS * STEPS :]) <= {None, TaskEvent.DROPPED}

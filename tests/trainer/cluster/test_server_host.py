@@ -11,7 +11,7 @@ from rollgym.trainer.cluster.server_host import InferenceProgram, JudgeProgram, 
 from rollgym.trainer.config.cluster import JudgeSettings
 from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
 from rollgym.trainer.core.errors import RunError
-from rollgym.trainer.inference.server_program import ServedModel
+from rollgym.trainer.inference.servers.dialect import ServedModel
 
 LOGS = Path("logs")
 

@@ -1,17 +1,18 @@
-"""How often a run goes on by itself after a role has died."""
+"""Restarts are counted and delayed, and a cluster is left in order, or as it is where it answers no more."""
 
 import asyncio
 import pickle
 import signal
+import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgym.trainer.backends.transport import RankDiedError
-from rollgym.trainer.cluster.supervision import Restarts, RoleRestarts, death_in
-from rollgym.trainer.core.ending import Ending, InterruptedRunError
+from rollgym.trainer.cluster.supervision import Disconnection, Restarts, RoleRestarts, death_in, part
 from rollgym.trainer.core.errors import RoleDiedError, RoleLostError
+from rollgym.trainer.core.shutdown import GracefulShutdown, InterruptedRunError
 
 
 def test_waits_double_up_to_five_minutes():
@@ -79,28 +80,52 @@ def test_a_death_comes_through_a_pipe_as_itself():
 
 
 async def test_a_command_goes_on_after_a_death_and_ends_for_a_person():
-    ending = Ending()
-    ending.say = lambda _: None
-    with ending.watching():
+    shutdown = GracefulShutdown()
+    shutdown.say = lambda _: None
+    with shutdown.watching():
         for _ in range(2):
-            ending.end(RoleDiedError("critic", "gone"))
+            shutdown.end(RoleDiedError("critic", "gone"))
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.sleep(60)
-            assert await ending.take_back()
+            assert await shutdown.cancel_shutdown()
             assert asyncio.current_task().cancelling() == 0
-        ending.end(RoleDiedError("critic", "gone"))
-        ending.end(InterruptedRunError(signal.SIGINT))
+        shutdown.end(RoleDiedError("critic", "gone"))
+        shutdown.end(InterruptedRunError(signal.SIGINT))
         with pytest.raises(asyncio.CancelledError):
             await asyncio.sleep(60)
-        assert not await ending.take_back()
-        assert isinstance(ending.reason, InterruptedRunError)
+        assert not await shutdown.cancel_shutdown()
+        assert isinstance(shutdown.reason, InterruptedRunError)
 
 
 async def test_a_cancellation_that_comes_late_ends_nothing():
-    ending = Ending()
-    with ending.watching():
-        ending.end(
+    shutdown = GracefulShutdown()
+    with shutdown.watching():
+        shutdown.end(
             RoleDiedError("critic", "gone")
         )  # and what is at work fails by itself before it is cancelled
-        assert await ending.take_back()
+        assert await shutdown.cancel_shutdown()
         await asyncio.sleep(0)
+
+
+def test_a_cluster_that_answers_is_left_in_order_and_its_errors_are_heard_of():
+    assert part(lambda: None, 60.0) is Disconnection.IN_ORDER
+
+    def fails():
+        raise TimeoutError("of its own")
+
+    with pytest.raises(TimeoutError, match="of its own"):
+        part(fails, 60.0)
+
+
+def test_a_cluster_that_answers_no_more_is_left_as_it_is():
+    answers, left = threading.Event(), threading.Event()
+
+    def leave():
+        answers.wait()
+        left.set()
+
+    assert part(leave, 0.0) is Disconnection.UNANSWERED
+    (leaving,) = [thread for thread in threading.enumerate() if thread.name == "leaving"]
+    assert leaving.daemon, "this process can end meanwhile"
+    answers.set()
+    assert left.wait(60.0)

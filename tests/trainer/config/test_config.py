@@ -8,12 +8,15 @@ import pytest
 from pydantic import BaseModel
 
 from rollgym.trainer.cli import main
+from rollgym.trainer.config.agents import command_line
 from rollgym.trainer.config.inference import InferenceSettings, WeightSettings
 from rollgym.trainer.config.load import dump_settings, load_settings
+from rollgym.trainer.config.output import TRACKERS, TrackingSettings
 from rollgym.trainer.config.reference import reference
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.strict import models_of
+from rollgym.trainer.core.names_of_others import NAMES_OF_OTHERS
+from rollgym.trainer.core.strict import _paths, models_of
 from tests.support.attribute_reads import attribute_reads
 
 ROOT = Path(__file__).parents[3]
@@ -285,6 +288,10 @@ def test_every_setting_is_read_by_code(tmp_path):
     declared |= set((ROOT / "trainer" / "config").glob("*.py"))
     reads = attribute_reads(ROOT, "rollgym.trainer", tmp_path)
     unread = {name for name in every_field() if not reads.get(name, set()) - declared}
+    # Trackers are read by the property that lists those which a run has.
+    tracking = f"{TrackingSettings.__module__}.{TrackingSettings.__name__}"
+    if reads.get(f"{tracking}.chosen", set()) - declared:
+        unread -= {f"{tracking}.{name}" for name in (*(each.name for each in TRACKERS), "others")}
     assert unread == set()
 
 
@@ -378,3 +385,69 @@ def test_a_number_where_a_text_belongs_is_told_how_to_become_one():
 def test_switches_take_the_words_for_them():
     for word, value in {"yes": True, "off": False, "true": True}.items():
         assert load_settings(None, [*MINIMAL, f"deterministic={word}"]).deterministic is value
+
+
+MINIMAL = ["tasks=[{env_id: FrozenLake-v0}]"]
+PATHS = {
+    "output_dir": "output_dir={}",
+    "model.path": "model.path={}",
+    "datasets.0.path": "datasets=[{{path: {}, verifier: Math-v0}}]",
+    "sft.data.0.path": "sft={{data: [{{path: {}}}]}}",
+    "dpo.reference": "dpo={{data: [{{path: a.jsonl}}], reference: {}}}",
+    "prompt.chat_template": "prompt.chat_template={}",
+    "checkpoint.resume": "checkpoint.resume={}",
+    "inference.urls_file": "inference={{kind: vllm, urls_file: {}}}",
+    "tracking.mlflow.uri": "tracking.mlflow={{uri: {}}}",
+    "agents.sandbox_read_only.0": "agents={{sandbox: namespaces, sandbox_read_only: [{}]}}",
+}
+
+
+@pytest.mark.parametrize("key", PATHS)
+def test_the_home_folder_stands_in_place_of_its_sign(key, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "it").write_text("http://a:1\n")
+    found = load_settings(None, [*MINIMAL, PATHS[key].format("~/it")])
+    for part in key.split("."):
+        found = found[int(part)] if part.isdecimal() else getattr(found, part)
+    assert found == str(tmp_path / "it")
+
+
+def test_a_path_below_another_folder_is_as_it_was_written(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("runs/~/a", "./~", "a~", "Qwen/Qwen2.5-0.5B"):
+        assert load_settings(None, [*MINIMAL, f"output_dir={path}"]).output_dir == path
+
+
+def test_nobodys_home_is_refused_with_the_way_out():
+    with pytest.raises(
+        ConfigError, match=r"^output_dir: '~nobody-here' is no home folder: write ./~nobody-here if"
+    ):
+        load_settings(None, [*MINIMAL, "output_dir=~nobody-here/runs"])
+
+
+def test_the_command_line_of_an_agent(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = command_line("python ~/agent.py --pattern '~x'", here=False)
+    assert words == ["python", str(Path(tmp_path, "agent.py")), "--pattern", "~x"]
+
+
+@pytest.mark.parametrize(
+    ("word", "path"),
+    [
+        ("kl_loss_coef=0.1", "algorithm.kl.coefficient"),
+        ("num_return_sequences_in_group=8", "rollout.group_size"),
+        ("lr=0.1", "optimizer.learning_rate"),
+        ("optimizer.lr=0.1", "learning_rate"),
+        ("rollout.n=8", "group_size"),
+        ("num_generations=8", "rollout.group_size"),
+        ("max_new_tokens=8", "rollout.max_new_tokens"),
+        ("gradient_checkpointing=true", "model.gradient_checkpointing"),
+    ],
+)
+def test_names_of_roll_verl_and_trl_are_answered_with_ours(word, path, capsys):
+    assert main(["--dry-run", *MINIMAL, word]) == 2
+    assert f"did you mean '{path}'?" in capsys.readouterr().err
+
+
+def test_every_setting_that_names_of_others_lead_to_exists():
+    assert set(NAMES_OF_OTHERS.values()) <= set(_paths(RunSettings))

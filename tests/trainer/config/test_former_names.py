@@ -1,18 +1,20 @@
 """Settings and options are understood by the names that they had before, with a warning that names the new one."""
 
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 import yaml
 
-from rollgym.trainer.commands.resume import changed_settings, keep_settings
-from rollgym.trainer.commands.table import parser_of, split_command
-from rollgym.trainer.config.evaluation import EvaluationSettings
+from rollgym.trainer.config.data import EvaluationSettings
 from rollgym.trainer.config.load import load_settings, settings_from
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.run.resume import changed_settings, keep_settings
+from rollgym.trainer.run.table import parser_of, split_command
 
 LAKE = {"env_id": "FrozenLake-v0", "episodes": 7}
 BASE = {"tasks": [{"env_id": "FrozenLake-v0"}]}
@@ -135,3 +137,10 @@ def test_the_format_of_calls_is_understood_by_its_former_name() -> None:
         warnings.simplefilter("error")
         current = settings_from(BASE | {"agents": {"tool_format": "qwen-xml"}})
     assert former == current
+
+
+def test_a_command_tells_a_former_name_in_a_line(tmp_path) -> None:
+    words = ["--config", "frozen_lake", "evaluation.panels.held_out.episodes=5", "--dry-run"]
+    command = [sys.executable, "-m", "rollgym.trainer.cli", *words]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert told.stderr == "roll-train: evaluation.panels is called evaluation.sets now\n"

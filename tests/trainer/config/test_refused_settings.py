@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-import rollgym.trainer.commands.probe
+import rollgym.trainer.run.dry_run
 from rollgym.extras import install_line
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.checks import check_settings
@@ -427,7 +427,7 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch):
-    monkeypatch.setattr(rollgym.trainer.commands.probe, "_PATIENCE_S", 60.0)  # this machine may be busy
+    monkeypatch.setattr(rollgym.trainer.run.dry_run, "_PATIENCE_S", 60.0)  # this machine may be busy
 
 
 def probe(capfd, *words: str) -> tuple[int, str]:
@@ -500,7 +500,7 @@ def test_a_probe_says_what_inference_servers_lack(capfd, url, options, words, me
 
 
 def test_a_probe_of_inference_servers_that_are_not_there(capfd, url, monkeypatch):
-    monkeypatch.setattr(rollgym.trainer.commands.probe, "_CONNECT_S", 0.2)
+    monkeypatch.setattr(rollgym.trainer.run.dry_run, "_CONNECT_S", 0.2)
     code, said = probe(capfd, "--env-url", url, *SERVED, "inference.urls=['http://127.0.0.1:9']")
     assert code == 2
     assert "probe: inference: http://127.0.0.1:9 has not answered for 0.2 s" in said
@@ -512,3 +512,15 @@ def test_a_probe_of_inference_servers_that_are_not_there(capfd, url, monkeypatch
 def test_a_probe_belongs_to_a_dry_run(capfd):
     assert main(["--probe", "tasks=[{env_id: FrozenLake-v0}]"]) == 2
     assert "--probe belongs to --dry-run" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["backend={kind:", "tasks=[{env_id:"])
+def test_a_value_that_the_shell_has_cut_is_told_to_be_quoted(word):
+    with pytest.raises(ConfigError, match="cut at a blank: put the whole word in quotes"):
+        load_settings(None, [word, "fsdp2}"])
+
+
+@pytest.mark.parametrize("word", ["tasks=[{env_id: FrozenLake-v0", "tasks=[{env_id: FrozenLake-v0}}"])
+def test_a_value_in_quotes_that_is_broken_was_cut_by_nobody(word):
+    with pytest.raises(ConfigError, match=r"the value of 'tasks=\[.* is not YAML"):
+        load_settings(None, [word])

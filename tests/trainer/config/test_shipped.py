@@ -8,8 +8,7 @@ import pytest
 import rollgym
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.checks import check_settings
-from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.config.shipped import shipped_configs
+from rollgym.trainer.config.load import load_settings, shipped_configs
 from rollgym.trainer.core.errors import ConfigError
 from tests.support.processes import ROOT
 
@@ -66,6 +65,18 @@ def test_of_a_folder_of_that_name_its_run_is_named(folder: Path) -> None:
     (folder / "sokoban" / "run.yaml").touch()
     with pytest.raises(ConfigError, match=r"sokoban is a folder: give --config sokoban/run\.yaml"):
         load_settings(Path("sokoban"))
+
+
+def test_of_the_folder_of_a_run_its_settings_are_named(folder: Path) -> None:
+    (folder / "runs" / "sokoban").mkdir(parents=True)
+    (folder / "runs" / "sokoban" / "config.yaml").touch()
+    with pytest.raises(ConfigError, match=r"the folder of a run: give --config runs/sokoban/config\.yaml"):
+        load_settings(Path("runs/sokoban"))
+    (folder / "sokoban").mkdir()
+    (folder / "sokoban" / "config.yaml").touch()
+    assert steps("sokoban") == 40, (
+        "a run in a folder called like its configuration is resumed by the same command"
+    )
 
 
 def test_data_of_a_configuration_is_found_from_any_folder() -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from rollgym.trainer.cli import main
+from rollgym.trainer.config.checks import check_unread
 from rollgym.trainer.config.load import dump_settings, load_settings
-from rollgym.trainer.config.unread import check_unread
 
 ROOT = Path(__file__).parents[3]
 TASKS = "tasks=[{env_id: FrozenLake-v0}]"

@@ -1,8 +1,11 @@
-"""What is said on the console stands there as it was said."""
+"""What is said on the console stands there as it was said, and what a server of one's own prints is read on."""
+
+import asyncio
 
 import pytest
 
 from rollgym.trainer.core.console import RunConsole
+from rollgym.trainer.core.embedded_server import _read_on
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 BOARD = (
@@ -88,3 +91,12 @@ def test_what_a_terminal_would_obey_is_shown_as_escapes(monkeypatch, capsys, liv
     assert said.count(SHOWN) >= 2 + live
     assert "\x1b]" not in said
     assert "\x9b" not in said
+
+
+async def test_a_line_that_is_longer_than_a_reader_keeps_does_not_end_the_reading():
+    output = asyncio.StreamReader(limit=16)
+    output.feed_data(b"x" * 1000 + b"\n" + b"y" * 1000)
+    output.feed_eof()
+    async with asyncio.timeout(20):
+        await _read_on(output)
+    assert output.at_eof()

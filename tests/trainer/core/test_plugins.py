@@ -10,18 +10,16 @@ import pytest
 import torch
 
 from rollgym.trainer.algorithms.batch import TrajectoryBatch
-from rollgym.trainer.algorithms.episodes import choose_episodes
 from rollgym.trainer.algorithms.filter_settings import CustomEpisodes
-from rollgym.trainer.algorithms.filters import filter_groups
 from rollgym.trainer.algorithms.group_filters import CustomFilter
+from rollgym.trainer.algorithms.selection import choose_episodes, filter_groups
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import PluginError
 from rollgym.trainer.core.plugins import load_plugin
 from rollgym.trainer.core.seeding import MAX_WIRE_SEED
 from rollgym.trainer.rollout.context import context_policy
-from rollgym.trainer.tasks.sources import OwnTaskSource
-from rollgym.trainer.tasks.task import Task
+from rollgym.trainer.tasks.task import OwnTaskSource, Task
 
 _calls = [0]
 
@@ -228,7 +226,7 @@ async def test_a_cancellation_of_the_one_that_waits_for_it_passes():
         await task
 
 
-def ending(*_):
+def shutdown(*_):
     raise GeneratorExit
 
 
@@ -237,13 +235,13 @@ async def ending_later(*_):
     raise GeneratorExit
 
 
-@pytest.mark.parametrize("function", ["ending", "ending_later"])
+@pytest.mark.parametrize("function", ["shutdown", "ending_later"])
 async def test_an_end_that_it_raises_itself_is_its_error(function):
     plugin = load_plugin(f"{__name__}:{function}", "rollout.reward")
     with pytest.raises(PluginError, match=r"raised GeneratorExit \("):
         await plugin.answer(None)
     with pytest.raises(PluginError, match=r"raised GeneratorExit \("), plugin.running():
-        ending()
+        shutdown()
 
 
 async def test_the_end_of_a_coroutine_that_is_left_behind_passes():

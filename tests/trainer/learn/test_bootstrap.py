@@ -12,17 +12,15 @@ from rollgym.trainer.algorithms.advantages import generalized_advantages
 from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
-from rollgym.trainer.commands.train import train
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
-from tests.support.played_groups import played_groups
+from rollgym.trainer.run.learning import learn
+from tests.support.played_groups import sharp_groups
 from tests.support.processes import env_server
 from tests.support.tiny_models import sharp_model
 
@@ -69,7 +67,7 @@ async def advantages_of(groups, rows, *, bootstrap):
 
 @pytest.mark.parametrize("rows", ["trajectory", "step"])
 async def test_what_was_cut_off_has_the_value_of_its_next_prompt(rows):
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     cut = [0, 3, 5]
     trajectories = [each for group in groups for each in group.trajectories]
     for index in cut:
@@ -96,7 +94,7 @@ def test_it_is_off_by_default_and_needs_rows_with_one_end():
 
 
 def test_a_next_prompt_is_in_the_record():
-    trajectory = played_groups(sharp_model())[0].trajectories[0]
+    trajectory = sharp_groups()[0].trajectories[0]
     assert "next_prompt" not in trajectory.as_record()
     trajectory.next_prompt = [5, 6, 7]
     assert Trajectory.from_record(json.loads(json.dumps(trajectory.as_record()))).next_prompt == [5, 6, 7]
@@ -119,7 +117,7 @@ def run_of(tmp_path, url, *more):
 
 def test_a_run_keeps_the_prompts_that_episodes_were_cut_off_at(tmp_path):
     with env_server() as url:
-        asyncio.run(train(run_of(tmp_path, url), Ending()))
+        asyncio.run(learn(run_of(tmp_path, url), "train"))
     lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
     episodes = [Trajectory.from_record(json.loads(line)) for line in lines]
     cut = [each for each in episodes if each.outcome is Outcome.TRUNCATED]

@@ -12,16 +12,15 @@ from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.core.shutdown import run_shielded
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines import rl
 from rollgym.trainer.learn.pipelines.saving import Saver
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
-from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
-from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.log_replay import LogReplay
 from tests.support.tiny_models import sharp_model
 
 PATIENCE_S = 60
@@ -101,11 +100,11 @@ async def test_the_loop_turns_while_the_rollout_log_is_settled(tmp_path, monkeyp
     """A disk may take seconds to sync a file or to delete one: what is sampled meanwhile goes into the next one."""
     gate = Gate()
     log = RolloutLog(tmp_path, durable=True, say=pytest.fail)
-    recall = Recall(log)
+    log_replay = LogReplay(log)
     log.append(Entry("reply", EpisodeKey(0, 0, 0), ("settled",)))
     monkeypatch.setattr(os, "fdatasync", lambda _: gate.wait())
     async with asyncio.timeout(2 * PATIENCE_S):
-        settling = asyncio.create_task(recall.settle(1, []))
+        settling = asyncio.create_task(log_replay.settle(1, []))
         await gate.reached.wait()
         log.append(Entry("reply", EpisodeKey(1, 0, 0), ("meanwhile",)))
         await gate.open()
@@ -138,4 +137,4 @@ async def test_what_goes_wrong_in_work_that_is_done_to_its_end_is_told():
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        await to_its_end(fail())
+        await run_shielded(fail())

@@ -7,11 +7,10 @@ from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.prepared import sequences_of
-from rollgym.trainer.learn.rows import row_builder
-from tests.support.played_groups import played_groups
+from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
 
 
@@ -20,7 +19,7 @@ def settings(**parts):
 
 
 def batch(rows):
-    return episode_batch(played_groups(sharp_model()), row_builder(rows))
+    return episode_batch(sharp_groups(), row_builder(rows))
 
 
 @pytest.mark.parametrize("rows", ["step", "trajectory"])

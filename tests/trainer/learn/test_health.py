@@ -7,8 +7,7 @@ import pytest
 from rollgym.trainer.config.rollout import RolloutSettings
 from rollgym.trainer.learn.health import Learning, RunHealth, episode_health, sign_of
 from rollgym.trainer.rollout.scheduler import NothingToLearnError
-from tests.support.played_groups import played_groups
-from tests.support.tiny_models import sharp_model
+from tests.support.played_groups import sharp_groups
 
 WELL = {
     "rollout/success": 0.4,
@@ -102,8 +101,8 @@ class Followed:
 def test_it_is_told_at_the_first_step_and_ever_more_rarely():
     run = Followed(limit=None).go(3).go(40, **NO_ADVANTAGE)
     heads = [line.split(": ")[:2] for line in run.said]
-    since = [f"since step 4 (now {step})" for step in (5, 7, 11, 19, 35)]
-    assert heads == [["health", f"nothing to learn from {when}"] for when in ("in step 4", *since)]
+    rows = [f"steps 4 to {step}" for step in (5, 7, 11, 19, 35)]
+    assert heads == [["health", f"{steps} had nothing to learn from"] for steps in ("step 4", *rows)]
     assert run.numbers == [0.0] * 3 + [float(count) for count in range(1, 41)]
     assert "rollout/valid_replies" in run.said[0]
 
@@ -166,7 +165,7 @@ def test_a_whole_run_without_an_optimizer_step_is_no_success():
 
 
 def test_how_far_the_episodes_of_a_step_differ():
-    groups = played_groups(sharp_model(), groups=2, members=3)
+    groups = sharp_groups(groups=2, members=3)
     first, second = groups
     for trajectory in first.trajectories:
         for turn in trajectory.turns:
@@ -187,7 +186,7 @@ def test_how_far_the_episodes_of_a_step_differ():
 
 
 def test_a_group_of_one_is_compared_with_nobody():
-    groups = played_groups(sharp_model(), groups=2, members=1)
+    groups = sharp_groups(groups=2, members=1)
     assert set(episode_health(groups)) == {"health/distinct_rewards"}
 
 

@@ -3,33 +3,21 @@
 import json
 import pickle
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from rollgym.trainer.algorithms.presets import PRESETS, resolve_preset
-from rollgym.trainer.backends.base import TrainRow
-from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.core.errors import RunError
-from rollgym.trainer.core.numbers import not_finite
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.pipelines.saving import Saver
-from rollgym.trainer.learn.pipelines.sft import train_supervised
-from rollgym.trainer.learn.rows import row_builder
-from rollgym.trainer.learn.weights.publisher import PublishError, WeightPublisher
-from rollgym.trainer.models.value_head import ValueModel
-from rollgym.trainer.records.checkpoint import RunState
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
-from tests.support.played_groups import played_groups, with_all_that_presets_read
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory
+from tests.support.learner_models import assert_equal_weights, groups_for_all, models_of, updated
+from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
 
 DISTINCT = [
@@ -64,35 +52,14 @@ DISTINCT = [
 """Presets that each take a way of their own through the learner; the others differ in formulas alone, which
 tests/trainer/algorithms covers."""
 
-SCHEDULE = Schedule(1e-3, 0, 10, "constant")
+_UPDATED = {}
 
 
-def models_of(settings, budget=10_000) -> Models:
-    optimizer = OptimizerSettings(tokens_per_micro_batch=budget, gradient_clip=1e9)
-
-    def policy():
-        return TorchBackend(PolicyHead(sharp_model(), 1.0), optimizer, SCHEDULE)
-
-    critic = None
-    if settings.critic is not None:
-        critic = TorchBackend(ValueHead(ValueModel(sharp_model())), optimizer, SCHEDULE)
-    return Models(policy(), critic, policy() if settings.needs_reference else None)
-
-
-def groups_for_all():
-    return with_all_that_presets_read(played_groups(sharp_model()))
-
-
-async def updated(settings, rows: str, budget=10_000):
-    models = models_of(settings, budget)
-    batch = episode_batch(groups_for_all(), row_builder(rows))
-    metrics = await Learner(settings, models, seed=1).update(batch, step=0)
-    return dict(models.policy.export()), metrics
-
-
-def assert_equal_weights(first, second):
-    for name, tensor in first.items():
-        torch.testing.assert_close(second[name], tensor, atol=2e-5, rtol=2e-3, msg=name)
+async def updated_by(preset: str, rows: str):
+    """What one update with a preset gives, found once for all that is compared with it."""
+    if (preset, rows) not in _UPDATED:
+        _UPDATED[preset, rows] = await updated(resolve_preset(preset, {}), rows)
+    return _UPDATED[preset, rows]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +67,7 @@ def assert_equal_weights(first, second):
     [*((preset, "step") for preset in sorted(PRESETS)), *((preset, "trajectory") for preset in DISTINCT)],
 )
 async def test_every_preset_updates(preset, rows):
-    weights, metrics = await updated(resolve_preset(preset, {}), rows)
+    weights, metrics = await updated_by(preset, rows)
     before = dict(sharp_model().named_parameters())
     assert any(not torch.equal(weights[name], before[name]) for name in weights)
     assert metrics["policy/gradient_norm"] > 0
@@ -120,9 +87,8 @@ async def test_row_layout_does_not_change_the_update(preset):
 
 @pytest.mark.parametrize("preset", DISTINCT)
 async def test_micro_batches_do_not_change_the_update(preset):
-    settings = resolve_preset(preset, {})
-    whole, metrics = await updated(settings, "step")
-    cut, cut_metrics = await updated(settings, "step", budget=20)
+    whole, metrics = await updated_by(preset, "step")
+    cut, cut_metrics = await updated(resolve_preset(preset, {}), "step", budget=20)
     assert_equal_weights(whole, cut)
     assert but_cost(cut_metrics) == pytest.approx(but_cost(metrics), abs=1e-4, rel=1e-3)
 
@@ -135,11 +101,10 @@ class Sent(TorchBackend):
 
 
 @pytest.mark.parametrize("preset", ["ppo", "grpo", "gigpo"])
-async def test_a_loss_does_the_same_in_another_process(preset, monkeypatch):
+async def test_a_loss_does_the_same_in_another_process(preset):
     settings = resolve_preset(preset, {})
     here, metrics = await updated(settings, "step")
-    monkeypatch.setitem(globals(), "TorchBackend", Sent)
-    there, sent_metrics = await updated(settings, "step")
+    there, sent_metrics = await updated(settings, "step", backend=Sent)
     assert sent_metrics == metrics
     assert "mismatch/k3" in metrics
     for name, tensor in here.items():
@@ -160,10 +125,9 @@ class Seen(TorchBackend):
 
 
 @pytest.mark.parametrize("preset", ["ppo", "high_entropy"])
-async def test_turns_are_whole_numbers_as_far_as_the_loss(preset, monkeypatch):
-    monkeypatch.setitem(globals(), "TorchBackend", Seen)
+async def test_turns_are_whole_numbers_as_far_as_the_loss(preset):
     settings = resolve_preset(preset, {})
-    models = models_of(settings, budget=20)
+    models = models_of(settings, budget=20, backend=Seen)
     await Learner(settings, models, seed=1).update(
         episode_batch(groups_for_all(), row_builder("step")), step=0
     )
@@ -198,7 +162,7 @@ async def test_the_learning_rate_that_is_told_is_the_one_that_was_used():
 async def test_groups_of_equal_returns_give_no_gradient():
     settings = resolve_preset("grpo", {})
     models = models_of(settings)
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             for turn in trajectory.turns:
@@ -225,7 +189,7 @@ async def test_mismatch_is_reported_whether_old_logprobs_are_computed_or_not(ove
 
 @pytest.mark.parametrize("rows", ["trajectory", "step"])
 async def test_the_records_say_with_which_advantages_they_were_trained(rows):
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     settings = resolve_preset("grpo", {})
     batch = episode_batch(groups, row_builder(rows))
     await Learner(settings, models_of(settings), seed=1).update(batch, step=0)
@@ -242,7 +206,7 @@ async def test_the_records_say_with_which_advantages_they_were_trained(rows):
 
 
 async def test_the_mismatch_is_told_for_each_domain():
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         group.task = replace(group.task, domain="far" if group.index == 1 else "near")
         for trajectory in group.trajectories:
@@ -263,7 +227,7 @@ async def test_the_mismatch_is_told_for_each_domain():
 @pytest.mark.parametrize("rows", ["trajectory", "step"])
 async def test_structured_outputs_are_no_mismatch(rows):
     """Their log-probabilities are of a part of the vocabulary, so they say nothing of the two engines."""
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             for number, turn in enumerate(trajectory.turns):
@@ -284,7 +248,7 @@ async def test_structured_outputs_are_no_mismatch(rows):
 
 async def test_the_mismatch_is_told_by_how_far_tokens_are_behind():
     """Tokens of the trained version agree with the engine; each update more costs half a nat here."""
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
@@ -319,7 +283,7 @@ async def test_a_ratio_of_sequences_is_the_same_however_episodes_are_cut_into_ro
     )
 
     def groups():
-        played = played_groups(sharp_model())
+        played = sharp_groups()
         for group in played:
             for trajectory in group.trajectories:
                 for segment in trajectory.segments:
@@ -345,7 +309,7 @@ async def test_a_ratio_of_sequences_is_the_same_however_episodes_are_cut_into_ro
 
 async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
     settings = resolve_preset("grpo", {})
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             for segment in trajectory.segments:
@@ -360,119 +324,6 @@ async def test_an_engine_that_computes_other_logprobs_shows_in_the_mismatch():
     assert not [name for name in truncated if name.startswith("mismatch/")], (
         "two distributions, no comparison"
     )
-
-
-def with_a_nan_at_sampling(groups):
-    """Log-probabilities at sampling that no engine's check saw."""
-    segment = groups[0].trajectories[0].segments[0]
-    segment.behaviour_logprobs[segment.action_mask.index(True)] = float("nan")
-    return groups
-
-
-async def test_a_step_that_is_not_finite_is_left_out_and_counted():
-    settings = resolve_preset("grpo", {"proximal": "behaviour"})
-    models = models_of(settings)
-    learner = Learner(settings, models, seed=1)
-    groups = with_a_nan_at_sampling(played_groups(sharp_model()))
-    metrics = await learner.update(episode_batch(groups, row_builder("trajectory")), step=0)
-    assert metrics["policy/skipped_steps"] == 1.0
-    assert metrics["policy/optimizer_steps"] == 0.0
-    assert all(np.isfinite(list(metrics.values())))
-    assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
-    assert not list(not_finite(models.policy.state_dict()))
-    # The next one is as if nothing had been.
-    fine = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
-    assert (await learner.update(fine, step=1))["policy/optimizer_steps"] == 1.0
-    assert not list(not_finite(models.policy.state_dict()))
-
-
-async def test_steps_that_are_never_finite_end_the_run():
-    settings = resolve_preset("grpo", {"proximal": "behaviour"})
-    learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=2)
-    batch = episode_batch(with_a_nan_at_sampling(played_groups(sharp_model())), row_builder("trajectory"))
-    for step in range(2):
-        await learner.update(batch, step)
-    with pytest.raises(
-        RunError, match=r"3 optimizer steps of the policy in a row .*max_skipped_steps 2.*: the loss"
-    ):
-        await learner.update(batch, 2)
-
-
-async def test_a_critic_that_is_not_finite_trains_nothing():
-    settings = resolve_preset("ppo", {"minibatches": 1})
-    models = models_of(settings)
-    with torch.no_grad():
-        models.critic._head.model.head.bias.fill_(float("nan"))
-    metrics = await Learner(settings, models, seed=1).update(
-        episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
-    )
-    assert metrics == {"policy/optimizer_steps": 0.0, "policy/skipped_steps": 1.0}
-    assert_equal_weights(dict(sharp_model().named_parameters()), dict(models.policy.export()))
-
-
-def sometimes_nothing(batch):
-    return [[float("nan") for _ in turns] for turns in batch.rewards]
-
-
-async def test_an_advantage_of_the_users_that_is_no_number_trains_nothing():
-    function = f"{__name__}:sometimes_nothing"
-    settings = resolve_preset("grpo", {"advantage": {"kind": "custom", "function": function}})
-    learner = Learner(settings, models_of(settings), seed=1, max_skipped_steps=1)
-    batch = episode_batch(played_groups(sharp_model()), row_builder("trajectory"))
-    assert (await learner.update(batch, step=0))["policy/skipped_steps"] == 1.0
-    with pytest.raises(RunError, match=f"an advantage of {function} is nan"):
-        await learner.update(batch, step=1)
-
-
-class NoClient:
-    version = 0
-
-    async def sync(self, source, version):
-        raise AssertionError("nothing may be sent")
-
-
-def saver(models: Models, store: CheckpointStore) -> Saver:
-    return Saver(models, store, SimpleNamespace(flush=lambda: None, scores={}), Ledger())
-
-
-async def test_weights_that_are_not_finite_are_neither_published_nor_saved(tmp_path):
-    backend = models_of(resolve_preset("grpo", {})).policy
-    with torch.no_grad():
-        next(iter(backend._head.model.parameters()))[0, 0] = float("inf")
-    with pytest.raises(PublishError, match="the weights of version 4 are not finite"):
-        await WeightPublisher([NoClient()]).publish(backend, 4)
-    store = CheckpointStore(tmp_path / "checkpoints", keep=2)
-    with pytest.raises(RunError, match="no checkpoint of step 3 is written"):
-        await saver(Models(backend), store).save(RunState(3, 3, 0, ()))
-    assert store.latest() is None
-
-
-@pytest.mark.parametrize("broken", ["optimizer", "critic"])
-async def test_optimizers_and_critics_that_are_not_finite_are_not_saved(tmp_path, broken):
-    settings = resolve_preset("ppo", {"minibatches": 1})
-    models = models_of(settings)
-    await Learner(settings, models, seed=1).update(
-        episode_batch(played_groups(sharp_model()), row_builder("trajectory")), step=0
-    )
-    if broken == "optimizer":
-        state = next(iter(models.policy._optimizer.state.values()))
-        state["exp_avg_sq"].view(-1)[0] = float("inf")
-    else:
-        with torch.no_grad():
-            models.critic._head.model.head.bias.fill_(float("nan"))
-    store = CheckpointStore(tmp_path, keep=2)
-    with pytest.raises(RunError, match=f"because .*{broken}"):
-        await saver(models, store).save(RunState(3, 3, 0, ()))
-    assert store.latest() is None
-
-
-def test_a_warm_start_that_is_never_finite_ends():
-    backend = models_of(resolve_preset("grpo", {})).policy
-    with torch.no_grad():
-        next(iter(backend._head.model.parameters())).fill_(float("nan"))
-    rows = [TrainRow(torch.tensor([1, 2, 3]), torch.tensor([False, True, True]))]
-    with pytest.raises(RunError, match="2 optimizer steps of the warm start in a row"):
-        list(train_supervised(backend, rows, epochs=3, batch_rows=1, seed=0, max_skipped_steps=1))
 
 
 def cut_in_two(groups: list[Group]) -> list[Group]:
@@ -518,50 +369,6 @@ async def test_an_episode_in_several_segments_has_one_credit_however_it_is_cut(p
     assert cut_metrics.pop("batch/rows") > metrics.pop("batch/rows")
     assert_equal_weights(whole, cut)
     assert but_cost(cut_metrics) == pytest.approx(but_cost(metrics), abs=1e-4, rel=1e-3)
-
-
-def endless_for_the_first_group(tokens):
-    """A selection of a user's whose weights are none where it sees the episode that is first of all."""
-    return torch.full(tokens.mask.shape, torch.nan if 0 in tokens.trajectory else 1.0)
-
-
-async def test_a_step_by_weights_that_are_none_is_left_out_and_the_next_one_taken():
-    selection = {"kind": "custom", "function": f"{__name__}:endless_for_the_first_group"}
-    settings = resolve_preset("grpo", {"minibatches": 2, "selection": selection})
-    weights, metrics = await updated(settings, "trajectory")
-    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
-    before = dict(sharp_model().named_parameters())
-    assert any(not torch.equal(weights[name], before[name]) for name in weights)
-    assert not list(not_finite(weights))
-
-
-ENDLESS = {"kind": "custom", "function": f"{__name__}:endless_for_the_first_group"}
-
-
-async def test_a_critic_learns_also_where_no_step_of_the_policy_is_taken():
-    settings = resolve_preset("ppo", {"minibatches": 2, "selection": ENDLESS})
-    _, metrics = await updated(settings, "trajectory")
-    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
-    assert (metrics["critic/skipped_steps"], metrics["critic/optimizer_steps"]) == (0.0, 2.0)
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_fault_in_whichever_minibatch_leaves_the_mismatch_reported(seed):
-    """Among these seeds the first episode is in the first minibatch, and in the second."""
-    settings = resolve_preset("grpo", {"minibatches": 2, "selection": ENDLESS})
-    batch = episode_batch(groups_for_all(), row_builder("trajectory"))
-    metrics = await Learner(settings, models_of(settings), seed=seed).update(batch, step=0)
-    assert metrics["policy/skipped_steps"] == 1.0
-    assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", range(4))
-async def test_a_step_that_is_not_finite_leaves_the_mismatch_of_the_other_reported(seed):
-    settings = resolve_preset("grpo", {"minibatches": 2, "proximal": "behaviour"})
-    batch = episode_batch(with_a_nan_at_sampling(groups_for_all()), row_builder("trajectory"))
-    metrics = await Learner(settings, models_of(settings), seed=seed).update(batch, step=0)
-    assert (metrics["policy/skipped_steps"], metrics["policy/optimizer_steps"]) == (1.0, 1.0)
-    assert metrics["mismatch/k3"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("preset", ["ppo", "grpo", "otb"])

@@ -9,15 +9,13 @@ import torch
 from rollgym.trainer.algorithms.credit import compute_advantages
 from rollgym.trainer.algorithms.presets import resolve_preset
 from rollgym.trainer.algorithms.state import AlgorithmState
-from rollgym.trainer.learn.batches import episode_batch, task_key
+from rollgym.trainer.learn.batches import episode_batch, row_builder, task_key
 from rollgym.trainer.learn.learner import Learner
-from rollgym.trainer.learn.rows import row_builder
-from rollgym.trainer.records.checkpoint import RunState
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState
 from rollgym.trainer.records.trajectory import Outcome
-from tests.support.played_groups import played_groups
+from tests.support.learner_models import assert_equal_weights, groups_for_all, models_of
+from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
-from tests.trainer.learn.test_learner import assert_equal_weights, groups_for_all, models_of
 
 
 def batch_of(groups=None, rows="trajectory"):
@@ -93,7 +91,7 @@ async def test_nothing_is_remembered_where_nothing_reads_it():
 
 async def test_episodes_that_were_cut_off_give_statistics_and_no_gradient():
     settings = resolve_preset("grpo", {"episodes": {"kind": "finished"}, "advantage": {"scale": "none"}})
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             trajectory.outcome = Outcome.SOLVED
@@ -114,7 +112,7 @@ async def test_episodes_that_are_resampled_away_are_as_if_never_played():
     overrides = {"advantage": {"scale": "none"}, "minibatches": 1}
     chosen = {"episodes": {"kind": "resample_on_correct", "size": 2}}
     settings = resolve_preset("grpo", {**overrides, **chosen})
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     metrics = await Learner(settings, models_of(settings), seed=1).update(batch_of(groups), 0)
     trained = [t for group in groups for t in group.trajectories if any(turn.advantages for turn in t.turns)]
     assert len(trained) == 2 * len(groups)
@@ -130,7 +128,7 @@ async def test_episodes_that_are_resampled_away_are_as_if_never_played():
 
 async def test_all_episodes_left_out_is_no_update():
     settings = resolve_preset("grpo", {"episodes": {"kind": "finished"}})
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
             trajectory.outcome = Outcome.TRUNCATED

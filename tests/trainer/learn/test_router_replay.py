@@ -12,13 +12,12 @@ from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.learn.batches import episode_batch
+from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
-from rollgym.trainer.learn.rows import row_builder
 from tests.support.megatron_ranks import family_model
 from tests.support.played_groups import played_groups
+from tests.support.routed_rows import routers, rows
 from tests.support.tiny_models import sharp_model
-from tests.trainer.backends.test_routing import routers, rows
 
 
 def undecided_model():

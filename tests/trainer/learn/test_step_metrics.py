@@ -20,9 +20,7 @@ from rollgym.trainer.learn.step_metrics import (
     token_rates,
 )
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.timeline import Phase, Timeline
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Outcome, Phase, Segment, Timeline, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
 
 

@@ -1,104 +1,26 @@
 """Log-probabilities of tiny models of each family: engine, training and the model's own forward agree."""
 
-import asyncio
 import copy
 from math import comb
 
 import pytest
 import torch
 from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GraniteConfig,
-    LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    Qwen2Config,
-    Qwen3Config,
-    Qwen3MoeConfig,
 )
 
-from rollgym.trainer.assembly.probe import probe_log_probabilities
 from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.sign_test import least_by_no_chance
-from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.models.chance import without_chance
+from rollgym.trainer.core.numbers import least_by_no_chance
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.language_head import LanguageHead
 from rollgym.trainer.models.weights import place
+from rollgym.trainer.run.probe import probe_log_probabilities
+from tests.support.current_families import FAMILIES, PROMPTS, VOCABULARY, model_of, replies_of
 from tests.support.tiny_models import reference_logprobs
-
-VOCABULARY = 50
-_SHAPE = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 128,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-# The window is shorter than the rows below: what lies outside it must be hidden in decoding, too.
-FAMILIES = {
-    "qwen2.5": Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "qwen3": Qwen3Config(**_SHAPE),
-    "qwen3-moe": Qwen3MoeConfig(
-        **_SHAPE, moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, output_router_logits=True
-    ),
-    "llama-3": LlamaConfig(**_SHAPE),
-    "gemma-2": Gemma2Config(
-        **_SHAPE, sliding_window=6, final_logit_softcapping=3.0, query_pre_attn_scalar=16
-    ),
-    "gemma-3": Gemma3TextConfig(
-        **_SHAPE,
-        sliding_window=6,
-        layer_types=["sliding_attention", "full_attention"],
-        final_logit_softcapping=None,
-    ),
-    "gemma-3-capped": Gemma3TextConfig(**_SHAPE, sliding_window=6, final_logit_softcapping=3.0),
-    "mistral": MistralConfig(**_SHAPE, sliding_window=6),
-    "granite": GraniteConfig(**_SHAPE, logits_scaling=8.0, residual_multiplier=0.5, attention_multiplier=0.2),
-    "cohere": CohereConfig(**_SHAPE, logit_scale=0.0625),
-}
-
-
-def model_of(family: str, config=None):
-    """A model of a family, with weights large enough that caps and scales are felt."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = without_chance(
-            AutoModelForCausalLM.from_config(config or FAMILIES[family], dtype=torch.float32)
-        )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
-                parameter.mul_(6.0)
-    return model
-
-
-async def replies_of(model, prompts, *, temperature=1.0, tokens=9):
-    async with TorchEngine(model, max_rows=8, max_length=64) as engine:
-        return await asyncio.gather(
-            *(
-                engine.generate(
-                    GenerationRequest(str(number), prompt, SamplingParams(tokens, temperature), number)
-                )
-                for number, prompt in enumerate(prompts)
-            )
-        )
-
-
-PROMPTS = [[5, 9, 11], list(range(3, 20)), [7, 7, 30, 41, 2, 8, 9, 14]]
 
 
 @pytest.mark.filterwarnings("error:`past_key_values`:FutureWarning")

@@ -10,15 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rollgym.trainer.assembly.memory import config_at
-from rollgym.trainer.assembly.policy import build_policy
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.config.model_paths import check_model_path, gguf_file
+from rollgym.trainer.config.model import check_model_path, gguf_file
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.gguf import kept_folder
 from rollgym.trainer.models.load import load_model, load_tokenizer, model_folder
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
+from rollgym.trainer.run.memory import config_at
+from rollgym.trainer.run.policy import build_policy
 from tests.support.gguf_files import small_llama, write_gguf
 
 pytest.importorskip("gguf")
@@ -189,7 +189,7 @@ def test_a_file_that_was_cut_off_is_an_error_of_the_settings(file, tmp_path):
 
 
 def test_without_the_package_its_extra_is_named(file, monkeypatch):
-    monkeypatch.setattr("rollgym.trainer.config.model_paths.find_spec", lambda name: None)
+    monkeypatch.setattr("rollgym.trainer.config.model.find_spec", lambda name: None)
     with pytest.raises(
         ConfigError, match=r"needs the package gguf, .*\[gguf\]|needs the package gguf: pip install"
     ):

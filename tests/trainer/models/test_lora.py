@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from rollgym.trainer.algorithms.aggregation import collect
 from rollgym.trainer.backends.base import TrainRow
+from rollgym.trainer.backends.forward_pass import ForwardPass
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.reference import PolicyWithoutAdapters
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
@@ -19,8 +20,8 @@ from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.learn.weights.source import BackendWeights
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
+from rollgym.trainer.learn.weights.publisher import BackendWeights
 from rollgym.trainer.models.load import save_weights
 from rollgym.trainer.models.lora import add_lora, is_adapter, load_adapter
 from rollgym.trainer.models.value_head import ValueModel
@@ -98,10 +99,10 @@ def test_exported_weights_are_the_models_names_with_adapters_added():
 def test_the_reference_is_the_model_with_adapters_off_or_as_they_were():
     model = adapted()
     backend = backend_of(model)
-    base = PolicyWithoutAdapters(PolicyHead(model, 1.0), 64, warm=False)
+    base = PolicyWithoutAdapters(ForwardPass(PolicyHead(model, 1.0), 64), warm=False)
     start = backend.forward(rows())
     backend.step(rows(), likelihood)
-    warm = PolicyWithoutAdapters(PolicyHead(model, 1.0), 64, warm=True)
+    warm = PolicyWithoutAdapters(ForwardPass(PolicyHead(model, 1.0), 64), warm=True)
     warmed = backend.forward(rows())
     for _ in range(2):
         backend.step(rows(), likelihood)
@@ -111,7 +112,7 @@ def test_the_reference_is_the_model_with_adapters_off_or_as_they_were():
     # The policy is as before, and goes on being trained.
     assert backend.forward(rows())[0].sum() > warmed[0].sum()
     assert backend.step(rows(), likelihood).gradient_norm > 0
-    resumed = PolicyWithoutAdapters(PolicyHead(adapted(), 1.0), 64, warm=True)
+    resumed = PolicyWithoutAdapters(ForwardPass(PolicyHead(adapted(), 1.0), 64), warm=True)
     resumed.load_state_dict(warm.state_dict())
     torch.testing.assert_close(resumed.forward(rows())[0], warmed[0], atol=1e-5, rtol=1e-5)
     with pytest.raises(ValueError, match="other adapters"):

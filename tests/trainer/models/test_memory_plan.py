@@ -10,9 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rollgym.trainer.assembly.memory import adapter_parameters, memory_plan, model_shape, remedies
 from rollgym.trainer.cli import main
-from rollgym.trainer.commands.memory import plan_lines
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
@@ -25,11 +23,12 @@ from rollgym.trainer.models.memory_plan import (
     trained_need,
 )
 from rollgym.trainer.models.shape import KNOWN, TINY_VOCABULARY, ModelShape
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
-from tests.trainer.models.test_families import FAMILIES
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
+from rollgym.trainer.run.memory import adapter_parameters, plan_lines, remedies
+from tests.support.current_families import FAMILIES
+from tests.support.memory_plans import TASKS, plan_of
 
 ROOT = Path(__file__).parents[3]
-TASKS = "tasks=[{env_id: FrozenLake-v0}]"
 SEVEN = ModelShape.from_config(KNOWN["Qwen/Qwen2.5-7B"])
 MIXTURE = ModelShape.from_config(KNOWN["Qwen/Qwen3-30B-A3B"])
 COUNTED = {name: config for name, config in FAMILIES.items() if name not in ("cohere",)}
@@ -147,11 +146,6 @@ def test_fsdp2_leaves_embeddings_and_what_lies_between_layers_whole_in_each_tens
     )
 
 
-def plan_of(*words, gb=80.0):
-    settings = load_settings(None, [TASKS, "model.max_length=2048", *words])
-    return memory_plan(settings, model_shape(settings.model), int(gb * 1e9)), settings
-
-
 def test_models_and_who_samples_add_up():
     plan, _ = plan_of("model.path=Qwen/Qwen2.5-0.5B", "algorithm={preset: ppo, kl: {coefficient: 0.1}}")
     names = [part.name for part in plan.parts]
@@ -247,6 +241,23 @@ def test_a_dry_run_prints_the_plan_behind_settings_that_can_be_read_back(capsys,
     del plan[: next(place for place, line in enumerate(plan) if "memory plan" in line)]
     assert plan[0] == "# memory plan: Qwen/Qwen2.5-0.5B, 0.49 billion parameters"
     assert "24 GB" in plan[1]
+    assert not any("assumed" in line for line in plan)
+
+
+def test_a_plan_for_a_device_that_nobody_named_says_what_was_assumed_and_how_to_name_one(capsys):
+    assert main(["--dry-run", TASKS, "model.path=Qwen/Qwen2.5-0.5B", "model.max_length=2048"]) == 0
+    printed = capsys.readouterr().out.replace("\n# ", " ")
+    assert (
+        "80 GB a device is assumed, whatever this machine has; name another in GB, such as --device-memory 24"
+        in printed
+    )
+
+
+def test_a_plan_for_the_cpu_says_whose_memory_it_is_held_against():
+    _, settings = plan_of("model.device=cpu")
+    assert "is this machine's memory (model.device is cpu); name another" in " ".join(
+        plan_lines(settings, None)
+    )
 
 
 def test_a_model_whose_sizes_nobody_knows_has_no_plan_and_a_remedy(capsys):

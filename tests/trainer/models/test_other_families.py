@@ -7,29 +7,26 @@ import pytest
 import torch
 from transformers import BartConfig
 
-from rollgym.trainer.assembly.policy import build_policy
-from rollgym.trainer.assembly.probe import probe_log_probabilities
 from rollgym.trainer.backends.base import TrainRow
-from rollgym.trainer.backends.heads import PolicyHead, ValueHead
+from rollgym.trainer.backends.heads import LogitsReader, PolicyHead, ValueHead
 from rollgym.trainer.backends.layers import GradientCheckpointing
-from rollgym.trainer.backends.logits_reader import LogitsReader
 from rollgym.trainer.backends.torch_backend import Schedule, TorchBackend
-from rollgym.trainer.commands.train import train
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.lora import add_lora, is_adapter
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.models.weights import twin_of
+from rollgym.trainer.run.learning import learn
+from rollgym.trainer.run.policy import build_policy
+from rollgym.trainer.run.probe import probe_log_probabilities
 from tests.support.chat_templates import trained_tokenizer
+from tests.support.current_families import PROMPTS, replies_of, words_of
 from tests.support.model_families import KEYED, KEYLESS, VOCABULARY, config_of, random_model
 from tests.support.processes import env_server
 from tests.support.tiny_models import reference_logprobs
-from tests.trainer.models.test_families import PROMPTS, replies_of
-from tests.trainer.models.test_training_families import words_of
 
 
 def model_of(family, **more):
@@ -251,7 +248,7 @@ def test_a_whole_run_has_ratios_of_one_and_trains(family, tmp_path, url):
     folder_of(family, tmp_path / "model", max_position_embeddings=512, max_seq_len=512)
     words = words_of(tmp_path, url, "steps=2", "model.gradient_checkpointing=true")
     words += [_OTHERWISE[family]] if family in _OTHERWISE else []
-    asyncio.run(train(load_settings(None, words), Ending()))
+    asyncio.run(learn(load_settings(None, words), "train"))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     steps = [line for line in lines if "policy/optimizer_steps" in line]
     assert len(steps) == 2

@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration
 
 from rollgym.trainer.algorithms.aggregation import collect
-from rollgym.trainer.assembly.probe import try_pictures
+from rollgym.trainer.backends.forward_pass import ForwardPass
 from rollgym.trainer.backends.heads import PolicyHead, ValueHead
 from rollgym.trainer.backends.optimizer import Schedule
-from rollgym.trainer.backends.prefix_costs import sharing_costs
+from rollgym.trainer.backends.packing import sharing_costs
 from rollgym.trainer.backends.reference import FrozenModel
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.model import LoraSettings, ModelSettings, VisionSettings
@@ -18,14 +18,15 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.load import load_model, load_tokenizer, save_model
 from rollgym.trainer.models.lora import add_lora, is_adapter
 from rollgym.trainer.models.picture_processor import PictureProcessor
 from rollgym.trainer.models.pictures import load_pictures, sees
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.models.weights import twin_of
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
+from rollgym.trainer.run.probe import try_pictures
 from tests.support.seeing_models import (
     PATCHES,
     PICTURES,
@@ -85,7 +86,8 @@ async def test_engine_backend_and_forward_agree(family, temperature, shares):
             continue  # the library cannot read what looks like a picture and is none
         begin = len(row.ids) - len(reply.token_ids)
         own = own_logprobs(model, row.ids.tolist(), row.images, temperature)[begin - 1 :]
-        assert reply.logprobs == pytest.approx(own, abs=1e-5)
+        # Which rows are in a batch of the engine, and so in which order is summed, is up to when they come.
+        assert reply.logprobs == pytest.approx(own, abs=3e-5)
         assert each[begin:].tolist() == pytest.approx(own, abs=1e-5)
     read = [shown(parts, pictures) for parts in PROMPTS]
     first = [own_logprobs(model, [*ids, 6], images)[-1] for ids, images in read]
@@ -165,7 +167,7 @@ def test_a_critic_and_a_reference_see_too():
     model = seeing_model()
     rows = rows_to_train()
     budget = OptimizerSettings().micro_batch_tokens
-    reference = FrozenModel(PolicyHead(twin_of(model), 1.0), budget)
+    reference = FrozenModel(ForwardPass(PolicyHead(twin_of(model), 1.0), budget))
     for mine, theirs in zip(backend_of(model).forward(rows), reference.forward(rows), strict=True):
         torch.testing.assert_close(mine, theirs, atol=1e-5, rtol=1e-5)
     critic = ValueModel(model)

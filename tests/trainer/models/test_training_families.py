@@ -8,14 +8,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from rollgym.trainer.commands.train import train
 from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.core.ending import Ending
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
+from rollgym.trainer.run.learning import learn
 from tests.support.chat_templates import trained_tokenizer
+from tests.support.current_families import FAMILIES, STEPS, model_of, words_of
 from tests.support.processes import env_server
 from tests.support.tiny_models import reference_logprobs
-from tests.trainer.models.test_families import FAMILIES, model_of
 
 # Which template a family's instruct models have; Cohere's is not among those that are wanted.
 TEMPLATES = {
@@ -28,7 +27,6 @@ TEMPLATES = {
     "mistral": "mistral",
     "granite": "granite",
 }
-STEPS = 3
 
 
 @pytest.fixture(scope="module")
@@ -66,23 +64,6 @@ def folder_of(family, directory):
     return model, tokenizer
 
 
-def words_of(tmp_path, url, *more):
-    return [
-        "tasks=[{env_id: FrozenLake-v0, kwargs: {size: 4, split: train, max_episode_steps: 3, format_penalty: -0.1}}]",
-        f"env_url={url}",
-        f"model.path={tmp_path}/model",
-        "model.max_length=512",
-        f"output_dir={tmp_path}/run",
-        f"steps={STEPS}",
-        "rollout={groups_per_step: 2, group_size: 2, max_turns: 3, max_new_tokens: 5}",
-        "algorithm={preset: ppo}",
-        "evaluation.every=0",
-        "checkpoint.every=0",
-        "tracking={tensorboard: false, console: false}",
-        *more,
-    ]
-
-
 def segments_of(tmp_path):
     for line in (tmp_path / "run" / "episodes.jsonl").read_text().splitlines():
         yield json.loads(line)
@@ -92,7 +73,7 @@ def segments_of(tmp_path):
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_three_steps_of_training(family, tmp_path, url, drawn, capsys):
     model, tokenizer = folder_of(family, tmp_path / "model")
-    asyncio.run(train(load_settings(None, words_of(tmp_path, url)), Ending()))
+    asyncio.run(learn(load_settings(None, words_of(tmp_path, url)), "train"))
     episodes = list(segments_of(tmp_path))
     assert len(episodes) == STEPS * 4
 
@@ -152,7 +133,7 @@ def test_three_steps_in_other_ways(tmp_path, url, more):
     """A mixture of experts, whose weights lie otherwise in the library than on disk: rounded, copied, with adapters."""
     folder_of("qwen3-moe", tmp_path / "model")
     words = words_of(tmp_path, url, *more, "algorithm={preset: ppo, kl: {coefficient: 0.1, placement: loss}}")
-    asyncio.run(train(load_settings(None, words), Ending()))
+    asyncio.run(learn(load_settings(None, words), "train"))
     metrics = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert sum(line.get("policy/optimizer_steps", 0.0) for line in metrics) >= STEPS
     # At the first update nothing is stale: what was drawn and what is trained differ by rounding alone.

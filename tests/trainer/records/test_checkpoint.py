@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 import rollgym.trainer.records.checkpoint
 from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
-from rollgym.trainer.records.checkpoint_store import CheckpointStore, kept_steps
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState, kept_steps, load_checkpoint
 from tests.support.kills import killed_at
 
 

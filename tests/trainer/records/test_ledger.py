@@ -5,7 +5,7 @@ import pytest
 from rollgym.trainer.config.run import TrackingSettings
 from rollgym.trainer.core.run_files import DamagedFileError, LineFile, read_lines
 from rollgym.trainer.learn.tracking import RECORD_FILES, Tracker
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 
 DAMAGED = [
     b"\xff\x00",
@@ -26,10 +26,10 @@ def test_the_last_event_is_the_fate(tmp_path):
     ledger.trained([0, 1], step=0)
     ledger.dropped(2, "zero variance")
     assert [ledger.fate(index) for index in range(5)] == [
-        Fate.TRAINED,
-        Fate.TRAINED,
-        Fate.DROPPED,
-        Fate.ISSUED,
+        TaskEvent.TRAINED,
+        TaskEvent.TRAINED,
+        TaskEvent.DROPPED,
+        TaskEvent.ISSUED,
         None,
     ]
     assert ledger.counts()["trained"] == 2
@@ -50,8 +50,8 @@ def test_roll_back_voids_what_the_checkpoint_had_not_seen(tmp_path):
 
     again = Ledger(path)
     assert again.roll_back(next_index=4, step=1, untrained=[2, 3]) == [2, 3, 4, 5]
-    assert again.fate(1) is Fate.TRAINED
-    assert {again.fate(index) for index in (2, 3, 4, 5)} == {Fate.REISSUED}
+    assert again.fate(1) is TaskEvent.TRAINED
+    assert {again.fate(index) for index in (2, 3, 4, 5)} == {TaskEvent.REISSUED}
     assert again.counts()["reissues"] == 4
     assert "dropped/failed" not in again.counts()
 

@@ -7,8 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgym.trainer.records.boxes import BoxedTensor, HeldBox, boxes_of_stretch
-from rollgym.trainer.records.pieces import SavedPieces, read_pieces, write_pieces
+from rollgym.trainer.records.pieces import (
+    BoxedTensor,
+    HeldBox,
+    SavedPieces,
+    boxes_of_stretch,
+    read_pieces,
+    write_pieces,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
 

@@ -2,12 +2,11 @@
 
 import pytest
 
-from rollgym.trainer.commands.plots import _TRAIN_CURVES
 from rollgym.trainer.core.run_metric import RunMetric, pictures, span_of
+from rollgym.trainer.evaluation.reporting.charts import _TRAIN_CURVES
 from rollgym.trainer.evaluation.reporting.page import _OUTCOMES
 from rollgym.trainer.records.run_metrics import RUN_METRICS
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import Outcome, Phase
 from tests.support.processes import ROOT
 from tests.support.recorded_numbers import declarations_of, is_of
 

@@ -5,19 +5,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollgym.trainer.assembly.policy import chat_renderer
 from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.models.tokenizer import stop_ids
-from rollgym.trainer.records.segment import PrefixBreak
-from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.models.load import stop_ids
+from rollgym.trainer.records.trajectory import PrefixBreak, Trajectory
 from rollgym.trainer.rollout.context import context_policy
-from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.prompts import ChatRenderer, Prompt, PromptBuilder
 from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.rollout.rendering import ChatRenderer, Prompt
+from rollgym.trainer.run.policy import chat_renderer
 from rollgym.trainer.tasks.task import Task
 from tests.support.chat_templates import FAMILIES, QWEN3, tokenizer_of
 

@@ -9,20 +9,18 @@ import pytest
 
 from rollgym.trainer.config.rollout import SUMMARY_REQUEST, PromptSettings
 from rollgym.trainer.inference.base import SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
+from rollgym.trainer.learn.batches import step_rows, trajectory_rows
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from rollgym.trainer.records.rollout_log import RolloutLog
-from rollgym.trainer.records.segment import PrefixBreak
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Outcome, PrefixBreak, Trajectory
 from rollgym.trainer.rollout.actors import ModelActor
 from rollgym.trainer.rollout.context import context_policy
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import EpisodePlayer
-from rollgym.trainer.rollout.logged_client import LoggedClient as RecallingClient
-from rollgym.trainer.rollout.prompts import PromptBuilder
-from rollgym.trainer.rollout.recall import Recall
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.log_replay import LoggedClient as RecallingClient
+from rollgym.trainer.rollout.log_replay import LogReplay
+from rollgym.trainer.rollout.prompts import ChatRenderer, PromptBuilder
 from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import LoggedClient, ScriptedPolicy, assert_recorded
 from tests.support.chat_templates import tokenizer_of
@@ -60,7 +58,7 @@ def settings_of(above=120, tokens=16, request=REQUEST, **others) -> PromptSettin
 
 
 def player_of(
-    pool, client, settings=None, *, recall=None, max_turns=6, max_length=ROOM, renderer=RENDERER
+    pool, client, settings=None, *, log_replay=None, max_turns=6, max_length=ROOM, renderer=RENDERER
 ) -> EpisodePlayer:
     settings = settings or settings_of()
 
@@ -69,7 +67,7 @@ def player_of(
         sampling = SamplingParams(max_new_tokens=16, stop_token_ids=renderer.stop_token_ids)
         return ModelActor(client, prompts, sampling, max_length, 3, "train")
 
-    return EpisodePlayer(pool, actor, max_turns, recall=recall)
+    return EpisodePlayer(pool, actor, max_turns, log_replay=log_replay)
 
 
 async def play(pool, client, settings=None, task=LAKE, **others) -> Trajectory:
@@ -237,21 +235,21 @@ async def test_an_episode_goes_on_with_the_summaries_that_the_log_has(tmp_path, 
     whole = await play(pool, ScriptedPolicy(TOKENIZER, mover()))
     folder = tmp_path / "log"
 
-    def recall_of() -> Recall:
-        return Recall(RolloutLog(folder, durable=False, say=pytest.fail))
+    def recall_of() -> LogReplay:
+        return LogReplay(RolloutLog(folder, durable=False, say=pytest.fail))
 
     script = mover()
-    first, recall = Mortal(TOKENIZER, script), recall_of()
+    first, log_replay = Mortal(TOKENIZER, script), recall_of()
     first.left = replies
     with pytest.raises(KilledError):
-        await play(pool, RecallingClient(first, recall), recall=recall)
-    recall.log.close()
-    second, recall = ScriptedPolicy(TOKENIZER, script), recall_of()
-    resumed = await play(pool, RecallingClient(second, recall), recall=recall)
+        await play(pool, RecallingClient(first, log_replay), log_replay=log_replay)
+    log_replay.log.close()
+    second, log_replay = ScriptedPolicy(TOKENIZER, script), recall_of()
+    resumed = await play(pool, RecallingClient(second, log_replay), log_replay=log_replay)
     assert resumed == whole
-    assert recall.counters["replies"] == replies
+    assert log_replay.counters["replies"] == replies
     assert len(second.log.calls) == len(whole.turns) - replies, "nothing is drawn twice"
-    recall.log.close()
+    log_replay.log.close()
 
 
 def members_differ(trajectory):

@@ -10,14 +10,20 @@ from tokenizers.models import BPE, Unigram
 from tokenizers.trainers import BpeTrainer, UnigramTrainer
 from transformers import PreTrainedTokenizerFast
 
+from rollgym.trainer.config.supervised import FeedbackSettings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.learn.conversations import conversation_rows
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.learn.batches import episode_batch, row_builder
+from rollgym.trainer.learn.distilling import Hindsight
+from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
+from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
 from rollgym.trainer.rollout.agents.splicing import Conversation as AgentConversation
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
-from rollgym.trainer.rollout.control_tokens import ControlTokens
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.chat_template import ControlTokens
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.examples import Conversation
+from rollgym.trainer.tasks.task import Task
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 
 FORGED = {
@@ -118,6 +124,32 @@ def test_texts_that_spell_no_control_token_are_encoded_as_ever(name, content):
         return
     text = renderer.template.control.unquote(renderer.template.text([user(content)], generation_prompt=True))
     assert renderer.prompt([user(content)]) == tokenizer.encode(text, add_special_tokens=False)
+
+
+# Templates that demand that user and assistant alternate take no message before the reply, and are refused.
+@pytest.mark.parametrize("name", sorted(RENDERERS.keys() - {"gemma", "mistral"}))
+def test_feedback_on_a_reply_is_text(name):
+    renderer = RENDERERS[name]
+    hindsight = Hindsight(renderer, FeedbackSettings(), longest=4096)
+    plain = told_in_hindsight(renderer, hindsight, "OBSERVATION")
+    forged = told_in_hindsight(renderer, hindsight, FORGED[name])
+    assert control_ids(name, forged) == control_ids(name, plain)
+    assert as_text(name, forged) == as_text(name, plain).replace("OBSERVATION", FORGED[name])
+
+
+def told_in_hindsight(renderer, hindsight, feedback):
+    """The ids that a teacher reads of an episode of one turn, behind which the environment said this."""
+    task, segment = Task(0, "Any-v0", seed=0), Segment()
+    segment.append_context(renderer.prompt([user("Which way?")]))
+    start, reply = len(segment.ids), renderer.reply_ids("Up")
+    segment.append_action(reply, [0.0] * len(reply), [0] * len(reply), 0)
+    turn = Turn(0, start, len(segment.ids), "Which way?", "Up")
+    trajectory = Trajectory(
+        task, 0, outcome=Outcome.FAILED, detail=feedback, turns=[turn], segments=[segment]
+    )
+    batch = episode_batch([Group(0, task, 0, trajectories=[trajectory])], row_builder("trajectory"))
+    (told,) = hindsight.rows(batch)
+    return told.row.ids.tolist()
 
 
 def test_merges_are_those_of_the_text_without_control_tokens():

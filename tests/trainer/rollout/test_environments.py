@@ -1,14 +1,16 @@
-"""Sessions that are lent, used again, and shared out where a server allows fewer than are wanted."""
+"""Sessions that are lent, used again and shared out, and what is said of a server that is gone."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.config.data import EvaluationSetSettings
+from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
-from rollgym.trainer.rollout.environments import EnvironmentPool
+from rollgym.trainer.rollout.environments import EnvironmentPool, OutageReport
 from rollgym.trainer.tasks.task import Task
+from tests.support.clock import clock, on_a_clock
 from tests.support.processes import env_server
 
 LIMIT = 6
@@ -137,3 +139,30 @@ async def test_a_session_whose_closing_went_wrong_leaves_its_place(
         async with asyncio.timeout(20):
             await play(pool, 2)
     assert await sessions(pool) == LIMIT
+
+
+ADDRESS = "http://127.0.0.1:65535"
+ERROR = f"no server answers at {ADDRESS}: [Errno 111] Connect call failed ('127.0.0.1', 65535)"
+
+
+def test_what_is_said_of_a_server_that_is_gone_fits_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    console = RunConsole(10, live=False)
+
+    async def outage() -> None:
+        report = OutageReport(console, 300.0)
+        hear = report.listener(ADDRESS, lambda: 1024)
+        hear(ConnectionError(ERROR))
+        await asyncio.sleep(0)
+        for _ in range(40):
+            await clock().forward(1.0)
+        hear(None)
+        report.close()
+
+    on_a_clock(outage(), frozen=True)
+    output = capsys.readouterr().out
+    assert f"{ADDRESS} has not answered for 15 s, 1024 episodes wait\n" in output
+    assert "the run is saved and ends after 300 s" in output
+    assert max(map(len, output.splitlines())) <= 80

@@ -12,16 +12,15 @@ from rollgym.clients.protocol.arrays import DecodeError, MediaBytes
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from rollgym.trainer.learn.rows import step_rows, trajectory_rows
+from rollgym.trainer.learn.batches import step_rows, trajectory_rows
 from rollgym.trainer.records.images import Picture
 from rollgym.trainer.records.schema import EpisodeFormatError
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.agent import view_of
 from rollgym.trainer.rollout.context import context_policy, observation_messages
-from rollgym.trainer.rollout.prompts import PromptBuilder
-from rollgym.trainer.rollout.recall import _digest
+from rollgym.trainer.rollout.log_replay import _digest
+from rollgym.trainer.rollout.prompts import ChatRenderer, PromptBuilder
 from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.rollout.rendering import ChatRenderer
 from rollgym.trainer.tasks.task import Task
 from tests.support.seeing_models import PICTURES, TOKENIZER, picture
 

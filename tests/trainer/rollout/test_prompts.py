@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.models.tokenizer import CHAT_TEMPLATE, build_tiny_tokenizer
+from rollgym.trainer.models.tiny import CHAT_TEMPLATE, build_tiny_tokenizer
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.context import context_policy, with_instruction
-from rollgym.trainer.rollout.prompts import PromptBuilder
+from rollgym.trainer.rollout.prompts import ChatRenderer, PromptBuilder
 from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.rollout.rendering import ChatRenderer
 from rollgym.trainer.tasks.task import Task
 
 TOKENIZER = build_tiny_tokenizer()

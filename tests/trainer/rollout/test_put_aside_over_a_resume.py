@@ -10,11 +10,9 @@ from rollgym.trainer.records.checkpoint import RunState
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.rollout_log import EpisodeKey, RolloutLog
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory
 from rollgym.trainer.rollout.admission import AdmissionWindow
-from rollgym.trainer.rollout.logged_client import LoggedClient
-from rollgym.trainer.rollout.recall import Recall, session_key
+from rollgym.trainer.rollout.log_replay import LoggedClient, LogReplay, session_key
 from rollgym.trainer.rollout.scheduler import RolloutScheduler
 from rollgym.trainer.rollout.slots import EpisodeSlots
 from rollgym.trainer.tasks.task import Task
@@ -53,9 +51,9 @@ class Process:
     def __init__(self, folder, *, first_token=0, state=FRESH):
         log = RolloutLog(folder, durable=False, say=pytest.fail)
         log.settle(state.next_task, state.untrained)()
-        self.recall = Recall(log)
+        self.log_replay = LogReplay(log)
         self.engine = Engine(first_token)
-        self.client = LoggedClient(self.engine, self.recall)
+        self.client = LoggedClient(self.engine, self.log_replay)
         self.trained: dict[int, Trajectory] = {}
         self.scheduler = RolloutScheduler(
             Source(),
@@ -72,14 +70,14 @@ class Process:
             GroupPlan(1, 0, ATTEMPTS, 1e9),
             Ledger(),
             EpisodeSlots(),
-            times_aside=self.recall.rounds(ATTEMPTS),
+            times_aside=self.log_replay.rounds(ATTEMPTS),
         )
 
     async def play(self, task, member, attempt):
         trajectory = Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
         segment = Segment()
         name = session_key("train", task.index, member, attempt)
-        with self.recall.playing(EpisodeKey(task.index, member, attempt)):
+        with self.log_replay.playing(EpisodeKey(task.index, member, attempt)):
             for turn in range(TURNS):
                 request = GenerationRequest("r", [task.index, turn], SamplingParams(1), 0, session_key=name)
                 result = await self.client.generate(request)
@@ -96,7 +94,9 @@ class Process:
                 self.trained[group.index] = group.trajectories[0]
                 self.scheduler.release(group)
             window = self.scheduler.window
-            self.recall.log.settle(window.next_index, window.untrained)()  # a virtual clock has no threads
+            self.log_replay.log.settle(
+                window.next_index, window.untrained
+            )()  # a virtual clock has no threads
             version += 1
         return version
 
@@ -121,7 +121,7 @@ async def killed(tmp_path, until, seconds):
     assert not stepping.done()
     stepping.cancel()
     await process.scheduler.close()
-    process.recall.log.close()
+    process.log_replay.log.close()
     return process, held
 
 

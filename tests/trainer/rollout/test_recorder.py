@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.records.segment import PrefixBreak, Segment
-from rollgym.trainer.records.trajectory import Trajectory
+from rollgym.trainer.records.trajectory import PrefixBreak, Segment, Trajectory
 from rollgym.trainer.rollout.recorder import Recorder, RecordError
 from rollgym.trainer.tasks.task import Task
 

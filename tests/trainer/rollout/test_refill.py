@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.trainer.records.group import GroupPlan
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
+from tests.support.schedulers import CountedSlots, CountingSource, scheduler_of, solved
 from tests.support.virtual_time import run_virtually
-from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
 
 
 def leaves_out(*indices):
@@ -29,7 +29,7 @@ async def test_a_group_that_is_left_out_is_replaced_in_its_step_and_named():
     ]
     assert all(len(group.trajectories) == 2 for group in step.played)
     assert [group.index for group in step.played] == list(range(6))
-    assert [scheduler._ledger.fate(index) for index in (0, 2, 3)] == [Fate.DROPPED] * 3
+    assert [scheduler._ledger.fate(index) for index in (0, 2, 3)] == [TaskEvent.DROPPED] * 3
     assert scheduler._ledger.counts()["dropped/filter:zero_variance"] == 3
     assert scheduler.counters["groups_left_out"] == 3
     await scheduler.close()
@@ -158,10 +158,10 @@ def test_every_admitted_group_is_trained_in_time_or_named(
     assert len(set(indices)) == len(indices) == 12 * groups
     assert {fates[index % len(fates)] for index in indices} == {"kept"}
     fate_of = {index: run.ledger.fate(index) for index in range(window.next_index)}
-    assert {index for index, fate in fate_of.items() if fate is Fate.TRAINED} == set(indices)
-    still = {index for index, fate in fate_of.items() if fate in (Fate.ISSUED, Fate.PUT_ASIDE)}
+    assert {index for index, fate in fate_of.items() if fate is TaskEvent.TRAINED} == set(indices)
+    still = {index for index, fate in fate_of.items() if fate in (TaskEvent.ISSUED, TaskEvent.PUT_ASIDE)}
     assert still == set(window.untrained)
-    dropped = {index for index, fate in fate_of.items() if fate is Fate.DROPPED}
+    dropped = {index for index, fate in fate_of.items() if fate is TaskEvent.DROPPED}
     assert set(run.left_out) <= dropped
     assert all(fates[index % len(fates)] != "kept" for index in dropped)
     assert run.slots.running == 0
@@ -188,7 +188,7 @@ def test_groups_put_aside_are_stopped_and_played_anew_with_all_their_episodes():
             for group in step.kept:
                 scheduler.release(group)
             if version == 0:
-                assert scheduler._ledger.fate(4) is Fate.PUT_ASIDE
+                assert scheduler._ledger.fate(4) is TaskEvent.PUT_ASIDE
                 assert 4 in scheduler.window.untrained
         await scheduler.close()
         assert slots.running == 0

@@ -7,10 +7,8 @@ import pytest
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.arrays import DecodeError
-from rollgym.trainer.assembly.judges import brought_to_judges
 from rollgym.trainer.cli import main
-from rollgym.trainer.config.data import DatasetSettings
-from rollgym.trainer.config.evaluation import EvaluationSetSettings
+from rollgym.trainer.config.data import DatasetSettings, EvaluationSetSettings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
@@ -19,6 +17,7 @@ from rollgym.trainer.rollout.actors import ScriptedActor
 from rollgym.trainer.rollout.agent import play_episode
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import play_in_session
+from rollgym.trainer.run.judges import brought_to_judges
 from rollgym.trainer.tasks.dataset import load_streams
 from tests.support.judge_double import JudgeDouble, completion, honest
 from tests.support.processes import env_server, read_lines

@@ -6,61 +6,13 @@ import pytest
 
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.records.group import GroupPlan
-from rollgym.trainer.records.ledger import Fate, Ledger
+from rollgym.trainer.records.ledger import Ledger, TaskEvent
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
 from rollgym.trainer.rollout.slots import EpisodeSlots
 from rollgym.trainer.tasks.task import Task
-
-
-class CountingSource:
-    def task(self, index):
-        return Task(index, "Any-v0", seed=1000 + index)
-
-
-class CountedSlots(EpisodeSlots):
-    def __init__(self):
-        self.running = 0
-
-    def enter(self):
-        self.running += 1
-
-    def leave(self, task):
-        self.running -= 1
-
-
-def scheduler_of(
-    play,
-    *,
-    groups=2,
-    size=3,
-    staleness=0,
-    extra=0,
-    attempts=2,
-    timeout=5.0,
-    slots=None,
-    extra_groups=0,
-    leave_out=None,
-    judge=None,
-    report=lambda _: None,
-    **plan,
-):
-    return RolloutScheduler(
-        CountingSource(),
-        AdmissionWindow(groups, staleness, extra=extra_groups),
-        play,
-        GroupPlan(size, extra, attempts, timeout, **plan),
-        Ledger(),
-        slots or EpisodeSlots(),
-        report,
-        leave_out=leave_out,
-        judge=judge,
-    )
-
-
-async def solved(task, member, attempt):
-    return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+from tests.support.schedulers import CountedSlots, CountingSource, scheduler_of, solved
 
 
 async def test_groups_hold_equal_tasks_in_member_order():
@@ -171,7 +123,7 @@ async def test_a_group_that_cannot_be_played_is_dropped_and_replaced_by_the_next
     scheduler = scheduler_of(play, slots=slots)
     groups = (await scheduler.next_groups(version=0)).kept
     assert [group.index for group in groups] == [1, 2]
-    assert scheduler._ledger.fate(0) is Fate.DROPPED
+    assert scheduler._ledger.fate(0) is TaskEvent.DROPPED
     assert scheduler._ledger.counts()["dropped/failed:environment_error"] == 1
     await scheduler.close()
     assert slots.running == 0

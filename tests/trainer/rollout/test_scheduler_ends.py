@@ -9,11 +9,10 @@ from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.trajectory import Outcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
-from rollgym.trainer.rollout.batcher import DeterministicBatcher
 from rollgym.trainer.rollout.scheduler import RolloutScheduler
-from rollgym.trainer.rollout.slots import BoundedSlots
+from rollgym.trainer.rollout.slots import BoundedSlots, DeterministicBatcher
+from tests.support.schedulers import CountedSlots, CountingSource, scheduler_of, solved
 from tests.support.virtual_time import run_virtually
-from tests.trainer.rollout.test_scheduler import CountedSlots, CountingSource, scheduler_of, solved
 
 TURNS = range(40)
 
@@ -44,8 +43,8 @@ def test_nothing_is_left_whenever_a_step_is_cancelled_and_closed(turns, closed_f
         if not closed_first:
             step.cancel()
             endings.reverse()
-        for ending in endings:
-            await ending()
+        for end in endings:
+            await end()
         await scheduler.close()
         assert not left_over()
         assert slots.running == 0

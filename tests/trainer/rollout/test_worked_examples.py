@@ -5,19 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.trainer.assembly.policy import build_policy
 from rollgym.trainer.cli import main
 from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import dump_settings, load_settings, settings_from
-from rollgym.trainer.config.rollout import PromptSettings
-from rollgym.trainer.config.worked_examples import read_examples
+from rollgym.trainer.config.rollout import PromptSettings, read_examples
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.records.trajectory import Trajectory
-from rollgym.trainer.rollout.prompts import prompt_maker
+from rollgym.trainer.rollout.prompts import ChatRenderer, prompt_maker
 from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.run.policy import build_policy
 from rollgym.trainer.tasks.task import Task
 
 TOKENIZER = build_tiny_tokenizer()

@@ -11,7 +11,7 @@ from rollgym.trainer.config.rollout import CurriculumSettings, TaskSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import DamagedFileError
 from rollgym.trainer.tasks.curriculum import CURRICULUM_FILE, CurriculumTaskSource
-from rollgym.trainer.tasks.sources import EnvironmentStream
+from rollgym.trainer.tasks.task import EnvironmentStream
 from tests.support.processes import read_lines
 
 SETTINGS = CurriculumSettings(smoothing=0.0, floor=0.05)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.base import EntropyMode, MicroBatch, TrainRow
+from rollgym.trainer.backends.batching import Bucket
 from rollgym.trainer.backends.heads import Head, PolicyHead
 from rollgym.trainer.backends.megatron.conversion import Shape
 from rollgym.trainer.backends.megatron.heads import MegatronHead, MegatronPolicyHead, MegatronValueHead
@@ -16,11 +17,9 @@ from rollgym.trainer.backends.megatron.model import join_groups, megatron_body, 
 from rollgym.trainer.backends.megatron.optimizer import MegatronSteps, wrap
 from rollgym.trainer.backends.megatron.weights import MegatronPieces
 from rollgym.trainer.backends.optimizer import Schedule
-from rollgym.trainer.backends.prefix_plan import Bucket
 from rollgym.trainer.backends.rank_group import RankGroup
-from rollgym.trainer.backends.sharded import ShardedBackend
-from rollgym.trainer.backends.sharded_model import ShardedModel
-from rollgym.trainer.backends.whole_model import WholeModel
+from rollgym.trainer.backends.sharded import ShardedBackend, ShardedModel
+from rollgym.trainer.backends.weight_pieces import WholeModel
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.division import check_layout

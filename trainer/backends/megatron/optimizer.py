@@ -15,17 +15,17 @@ from torch import Tensor
 
 from rollgym.trainer.backends.megatron.heads import MegatronHead
 from rollgym.trainer.backends.megatron.weights import MegatronPieces
-from rollgym.trainer.backends.optimizer import make_optimizer
-from rollgym.trainer.backends.rank_group import RankGroup
-from rollgym.trainer.backends.sharded_optimizer import (
+from rollgym.trainer.backends.optimizer import (
     Applied,
     by_paths,
     checked_groups,
+    make_optimizer,
     path_of,
     place_of,
     plain_state,
     what_broke,
 )
+from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.config.optimizer import OptimizerSettings
 
 _AVERAGES = ("exp_avg", "exp_avg_sq")

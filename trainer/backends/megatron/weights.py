@@ -8,11 +8,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rollgym.trainer.backends.megatron.boxes import blocks, boxes
-from rollgym.trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
+from rollgym.trainer.backends.megatron.conversion import Shape, Weight, blocks, boxes, places, weights_of
 from rollgym.trainer.backends.megatron.layout import Place
 from rollgym.trainer.backends.rank_group import RankGroup
-from rollgym.trainer.records.boxes import BoxedTensor, HeldBox
+from rollgym.trainer.records.pieces import BoxedTensor, HeldBox
 
 
 class States(Protocol):

@@ -7,12 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from rollgym.trainer.core.run_files import write_errors
+from rollgym.trainer.core.run_files import MODEL_FOLDER, write_errors
 from rollgym.trainer.evaluation.reporting.charts import short
 from rollgym.trainer.evaluation.reporting.run_folder import PlayedEpisode
-from rollgym.trainer.records.segment import Segment
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, Segment, Trajectory, Turn
 
 TokenText = Callable[[int], str]
 _TOKENIZER_FILE = "tokenizer.json"
@@ -282,7 +280,7 @@ def _token(at: int, segment: Segment, advantages: dict[int, float], budget: _Bud
 
 def token_text(directory: Path) -> TokenText | None:
     """Return a function from a run's token ids to text; None if the run left no readable tokenizer."""
-    for path in (directory / _TOKENIZER_FILE, directory / "model" / _TOKENIZER_FILE):
+    for path in (directory / _TOKENIZER_FILE, directory / MODEL_FOLDER / _TOKENIZER_FILE):
         if path.is_file():
             return _reader(path)
     return None

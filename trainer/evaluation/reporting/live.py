@@ -1,22 +1,30 @@
-"""The page of a run over HTTP on loopback, which follows the run: rebuilt whenever its files have grown."""
+"""The page of a run (`roll-train report RUN`), written to a file, or served on loopback while the run is in progress.
+
+The served page follows the run: it is rebuilt whenever the run's files have grown.
+"""
 
 import asyncio
+import socket
+import sys
 import time
+import webbrowser
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from rollgym.trainer.core.run_files import CONFIG_FILE
+from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.run_files import ADAPTER_FOLDER, CONFIG_FILE, LOCK_FILE, MODEL_FOLDER, write_errors
 from rollgym.trainer.evaluation.reporting.page import render_page
 from rollgym.trainer.evaluation.reporting.run_folder import NoRunError, read_run
 from rollgym.trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
 from rollgym.trainer.records.ledger import LEDGER_FILE
 
-_FILES = (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE, "model")
+_FILES = (CONFIG_FILE, METRICS_FILE, EPISODES_FILE, LEDGER_FILE, LOCK_FILE, MODEL_FOLDER, ADAPTER_FOLDER)
 _LOCAL = frozenset({"127.0.0.1", "localhost", "[::1]"})
 
 _REST = 10
@@ -101,3 +109,60 @@ def _refused(request: Request) -> Response | None:
     host = request.headers.get("host", "").rsplit(":", 1)
     name = host[0] if len(host) == 2 and host[1].isdecimal() else ":".join(host)
     return None if name in _LOCAL else PlainTextResponse("only by the address that the command names", 421)
+
+
+REPORT_FILE = "report.html"
+"""The page's name in a run's directory, unless --output names another."""
+
+
+def report(directory: Path, output: Path | None, *, open_page: bool) -> int:
+    """Write the page of a run.
+
+    Raises:
+        NoRunError: If the directory holds none.
+        WriteError: If the page cannot be written.
+    """
+    page = render_page(read_run(directory))
+    path = directory / REPORT_FILE if output is None else output
+    with write_errors(path):
+        path.write_text(page, encoding="utf-8", errors="backslashreplace")
+    _say(f"report: {path} ({len(page) / 2**20:.1f} MiB)")
+    if open_page:
+        webbrowser.open(path.resolve().as_uri())
+    return 0
+
+
+def serve(directory: Path, port: int, *, open_page: bool) -> int:
+    """Serve the page of a run on loopback until it is interrupted.
+
+    Raises:
+        NoRunError: If the directory holds none.
+        ConfigError: If the port is taken.
+    """
+    read_run(directory)
+    with socket.socket() as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port}: {error.strerror}; name another, or 0 for any that is free"
+            ) from error
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
+        _say(f"the page of {directory} follows the run on {url} (Ctrl-C ends it)")
+        if open_page:
+            webbrowser.open(url)
+        # Streams of open pages have no end of their own.
+        config = uvicorn.Config(
+            LivePage(directory).application(),
+            log_level="warning",
+            timeout_graceful_shutdown=1,
+            lifespan="off",
+        )
+        uvicorn.Server(config).run(sockets=[listening])
+    return 0
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

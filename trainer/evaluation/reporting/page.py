@@ -15,12 +15,37 @@ from markupsafe import Markup
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.clients.protocol.yaml_text import write_yaml
 from rollgym.trainer.core.run_metric import pictures, span_of
-from rollgym.trainer.evaluation.reporting import health
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
 from rollgym.trainer.records.run_metrics import RUN_METRICS
-from rollgym.trainer.records.timeline import Phase
+from rollgym.trainer.records.trajectory import Phase
+
+
+def findings(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return what is to be said of the steps of a run: (what, how much)."""
+    found: list[tuple[str, str]] = []
+    updates = [value for row in rows if (value := number(row, "policy/optimizer_steps")) is not None]
+    played = [row for row in rows if number(row, "rollout/groups_kept") is not None]
+    if played:
+        idle = sum(not number(row, "policy/optimizer_steps") for row in played)
+        found.append(("steps without an optimizer step", f"{idle:,} of {len(played):,}"))
+    if updates:
+        left_out = sum(
+            number(row, f"{model}/skipped_steps") or 0.0 for row in rows for model in ("policy", "critic")
+        )
+        found.append(("optimizer steps left out, not finite", f"{left_out:,.0f}"))
+    longest = [value for row in rows if (value := number(row, "health/steps_without_learning")) is not None]
+    if longest:
+        found.append(("most steps in a row without learning", f"{max(longest):,.0f}"))
+        found.append(("of these, up to the last step", f"{longest[-1]:,.0f}"))
+    entropies = [value for row in rows if (value := number(row, "policy/entropy")) is not None]
+    if entropies:
+        found.append(
+            ("entropy at first and at last (nats)", f"{short(entropies[0])}, {short(entropies[-1])}")
+        )
+    return found
+
 
 _MOST_OTHERS = 60
 _MOST_EVALUATION_SETS = 12
@@ -98,7 +123,7 @@ def render_page(run: RunFolder, *, live: bool = False, now: float | None = None)
             evaluation_set_rows=_evaluation_set_rows(run.evaluations),
             figures=_figures(run.training),
             health_figures=_figures(run.training, of_learning=True),
-            health_rows=health.findings(run.training),
+            health_rows=findings(run.training),
             others=_others(run.training),
             time_figure=_time_figure(run.training),
             time_rows=_time_rows(run),

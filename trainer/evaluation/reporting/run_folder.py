@@ -4,6 +4,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ from rollgym.clients.evaluation.results_folder import SUMMARY_FILE
 from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.trainer.config.load import without_secrets
 from rollgym.trainer.core.errors import TrainerError
-from rollgym.trainer.core.run_files import CONFIG_FILE
-from rollgym.trainer.core.run_lock import LOCK_FILE
+from rollgym.trainer.core.run_files import CONFIG_FILE, LOCK_FILE, has_ended
 from rollgym.trainer.learn.tracking import EPISODES_FILE, METRICS_FILE
-from rollgym.trainer.records.ledger import LEDGER_FILE, Fate
+from rollgym.trainer.records.ledger import LEDGER_FILE, TaskEvent
 from rollgym.trainer.records.trajectory import Trajectory
 
 LONGEST_LINE = 8 * 2**20
@@ -136,14 +136,13 @@ def _add_up(row: Row, sums: defaultdict[str, float]) -> None:
 
 
 def _state(directory: Path) -> str:
+    # It is signed while a process holds it, such as one that goes on with more steps; one that was killed leaves its
+    # name there.
+    with suppress(OSError):
+        if (directory / LOCK_FILE).stat().st_size > 0:
+            return "running"
     # An evaluation of a model behind an API (`roll-env eval`) has no model of its own, and writes this at its end.
-    if (directory / "model").is_dir() or (directory / SUMMARY_FILE).is_file():
-        return "finished"
-    try:
-        # It is signed while a process holds it; one that was killed leaves its name there.
-        return "running" if (directory / LOCK_FILE).stat().st_size > 0 else "stopped"
-    except OSError:
-        return "stopped"
+    return "finished" if has_ended(directory) or (directory / SUMMARY_FILE).is_file() else "stopped"
 
 
 def _settings(path: Path, notes: list[str]) -> Row:
@@ -207,14 +206,16 @@ def _tasks(path: Path, notes: list[str]) -> dict[str, int]:
     for line in _lines(path, notes):
         try:
             event = json.loads(line)
-            task, fate = event["task"], Fate(event["fate"])
+            task, fate = event["task"], TaskEvent(event["fate"])
             if not isinstance(task, int):
                 raise TypeError
         except (ValueError, RecursionError, KeyError, TypeError):
             damaged += 1
             continue
-        reissues += fate is Fate.REISSUED
-        fates[task] = f"dropped/{str(event.get('reason', ''))[:60]}" if fate is Fate.DROPPED else fate.value
+        reissues += fate is TaskEvent.REISSUED
+        fates[task] = (
+            f"dropped/{str(event.get('reason', ''))[:60]}" if fate is TaskEvent.DROPPED else fate.value
+        )
     _note_damage(path, damaged, notes)
     counts = dict(sorted(Counter(fates.values()).items()))
     return counts | ({"issued again after a crash": reissues} if reissues else {})

@@ -5,7 +5,7 @@ from functools import partial
 
 from rollgym.trainer.algorithms.aggregation import Denominators
 from rollgym.trainer.backends.base import TrainBackend, TrainRow
-from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.backends.optimizer import SkippedSteps
 from rollgym.trainer.learn.distilling import mean_loss
 from rollgym.trainer.learn.pipelines.sft import mean_output, step_metrics
 

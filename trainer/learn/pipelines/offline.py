@@ -1,4 +1,7 @@
-"""Learning from examples: step by step through batches of them, measured on others that are held out."""
+"""Learning from examples: step by step through batches of them, measured on others that are held out.
+
+Which examples each step learns from is a pure function of the seed, the step and the examples' lengths.
+"""
 
 import asyncio
 import hashlib
@@ -9,14 +12,103 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import RunError
-from rollgym.trainer.learn.example_batches import ExampleBatches
+from rollgym.trainer.core.seeding import generator
+from rollgym.trainer.core.shutdown import GracefulShutdown
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines.saving import Saver
 from rollgym.trainer.learn.step_metrics import memory_metrics
 from rollgym.trainer.learn.tracking import EVALUATION_PREFIX, Tracker
 from rollgym.trainer.records.checkpoint import RunState
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The examples of one step.
+
+    Attributes:
+        epoch: The pass that it is of.
+        indices: The examples' indices in the data.
+        ends_epoch: Whether it is the last one of its pass.
+    """
+
+    epoch: int
+    indices: tuple[int, ...]
+    ends_epoch: bool
+
+
+class ExampleBatches:
+    """Passes over examples, each in an order of its own, cut into the batches of steps.
+
+    Args:
+        lengths: Tokens of each example.
+        seed: The run's; the order of pass n is that of the stream "supervised", n below it.
+        size: Examples of a batch.
+        tokens: In place of `size`: a batch takes as many examples, in their order, as fit into this many tokens, and
+            at least one.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        seed: int,
+        size: int,
+        tokens: int | None = None,
+    ) -> None:
+        if not lengths:
+            raise ValueError("there is nothing to make batches of")
+        self._lengths = lengths
+        self._seed = seed
+        self._size = size
+        self._tokens = tokens
+        self._epoch: tuple[int, list[tuple[int, ...]]] = (-1, [])
+
+    def of_epochs(self, epochs: int) -> Iterator[Batch]:
+        """Yield the batches of the first passes."""
+        for epoch in range(epochs):
+            parts = self._cut(epoch)
+            for number, part in enumerate(parts, start=1):
+                yield Batch(epoch, part, number == len(parts))
+
+    def steps(self, epochs: int) -> int:
+        """Return how many batches the first passes are."""
+        if self._tokens is None:
+            return epochs * -(-len(self._lengths) // self._size)
+        return sum(len(self._cut(epoch)) for epoch in range(epochs))
+
+    def batch(self, step: int) -> Batch:
+        """Return the batch of a step, counted from 0."""
+        epoch = 0
+        if self._tokens is None:
+            epoch, step = divmod(step, self.steps(1))
+        while True:
+            parts = self._cut(epoch)
+            if step < len(parts):
+                return Batch(epoch, parts[step], step == len(parts) - 1)
+            step -= len(parts)
+            epoch += 1
+
+    def _cut(self, epoch: int) -> list[tuple[int, ...]]:
+        if self._epoch[0] != epoch:
+            order = generator(self._seed, "supervised", epoch).permutation(len(self._lengths)).tolist()
+            self._epoch = epoch, list(self._parts(order))
+        return self._epoch[1]
+
+    def _parts(self, order: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        if self._tokens is None:
+            for start in range(0, len(order), self._size):
+                yield tuple(order[start : start + self._size])
+            return
+        part: list[int] = []
+        filled = 0
+        for index in order:
+            if part and filled + self._lengths[index] > self._tokens:
+                yield tuple(part)
+                part, filled = [], 0
+            part.append(index)
+            filled += self._lengths[index]
+        yield tuple(part)
+
 
 HELD_OUT = f"{EVALUATION_PREFIX}held_out/"
 """Begins the names of what is measured on held-out examples."""
@@ -63,7 +155,7 @@ async def train_on_examples(
     steps: int,
     checkpoint_every: int,
     measure_every: int,
-    ending: Ending,
+    shutdown: GracefulShutdown,
 ) -> RunState:
     """Train until `steps` and return the run's state; if it ends before, the last complete step is saved.
 
@@ -73,7 +165,7 @@ async def train_on_examples(
         steps: Steps in all.
         checkpoint_every: Steps between checkpoints; 0 keeps only the last.
         measure_every: Steps between measurements on held-out examples; 0 measures at the ends only.
-        ending: Requests an early, orderly end.
+        shutdown: Requests an early, orderly end.
 
     Raises:
         RunError: If every optimizer step of the run was left out.
@@ -84,13 +176,13 @@ async def train_on_examples(
         await _measure(parts, state.step)
     try:
         for step in range(state.step, steps):
-            with ending.deferred():
+            with shutdown.deferred():
                 whole = False
                 trained |= await _step(parts, step)
                 state = RunState(step + 1, step + 1, step + 1, ())
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
-                with ending.deferred():
+                with shutdown.deferred():
                     await parts.saver.save(state)
                     saved = state.step
             if _is_due(state.step, steps, measure_every):

@@ -17,7 +17,7 @@ from rollgym.trainer.algorithms.preference import (
     unpaired_loss,
 )
 from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
-from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.backends.optimizer import SkippedSteps
 from rollgym.trainer.learn.pipelines.offline import in_parts
 from rollgym.trainer.learn.pipelines.sft import step_metrics
 

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rollgym.trainer.algorithms.credit import select_groups
-from rollgym.trainer.algorithms.filters import refills
+from rollgym.trainer.algorithms.selection import refills
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.ending import Ending
+from rollgym.trainer.core.shutdown import GracefulShutdown
 from rollgym.trainer.inference.base import InferenceClient
-from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, turns_of
+from rollgym.trainer.learn.batches import EpisodeBatch, RowBuilder, episode_batch, turns_of
 from rollgym.trainer.learn.health import RunHealth, episode_health
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.pipelines.saving import Saver
-from rollgym.trainer.learn.rows import RowBuilder
 from rollgym.trainer.learn.step_metrics import (
     StepTimes,
     domain_metrics,
@@ -37,7 +36,7 @@ from rollgym.trainer.learn.weights.publisher import WeightPublisher
 from rollgym.trainer.records.checkpoint import RunState
 from rollgym.trainer.records.group import KEPT, Group, StepGroups
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.log_replay import LogReplay
 from rollgym.trainer.rollout.scheduler import LeaveOut, RolloutScheduler
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 
@@ -60,7 +59,7 @@ class Parts:
     Attributes:
         updating: Held while weights change: pauses sampling in this process, which uses the same weights.
         health: Checks each step, and ends a run that learns nothing.
-        recall: The rollout log, whose counters are metrics.
+        log_replay: The rollout log, whose counters are metrics.
         resident: Held while models are used: keeps them on the accelerator, from which they may be offloaded otherwise.
         curriculum: Receives each step's successes, if the shares of domains depend on them.
         work: The operations of an update, for a step's metrics; None if unknown.
@@ -80,7 +79,7 @@ class Parts:
     health: RunHealth
     saver: Saver
     updating: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
-    recall: Recall | None = None
+    log_replay: LogReplay | None = None
     resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
     work: TrainingWork | None = None
     curriculum: CurriculumTaskSource | None = None
@@ -88,7 +87,12 @@ class Parts:
 
 
 async def train(
-    parts: Parts, state: RunState, steps: int, checkpoint_every: int, evaluate: Evaluate, ending: Ending
+    parts: Parts,
+    state: RunState,
+    steps: int,
+    checkpoint_every: int,
+    evaluate: Evaluate,
+    shutdown: GracefulShutdown,
 ) -> RunState:
     """Train until `steps` and return the run's state.
 
@@ -105,7 +109,7 @@ async def train(
             clock = _StepClock(last_ended, parts.client.counters.tokens_generated)
             groups = await parts.scheduler.next_groups(state.version)
             clock.waited = time.monotonic()
-            with ending.deferred():
+            with shutdown.deferred():
                 whole = False
                 metrics = await _update(parts, groups, step, state.version, clock)
                 last_ended = await _record(parts, groups, step, metrics, clock)
@@ -120,7 +124,7 @@ async def train(
                 )
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
-                with ending.deferred():
+                with shutdown.deferred():
                     await parts.saver.save(state)
                     saved = state.step
             await evaluate(state.step)
@@ -188,8 +192,8 @@ async def _record(
     dropped = parts.scheduler.take_dropped()
     metrics |= {f"rollout/{name}": float(count) for name, count in parts.scheduler.counters.items()}
     metrics |= parts.backpressure()
-    if parts.recall is not None:
-        metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.recall.counters.items()}
+    if parts.log_replay is not None:
+        metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.log_replay.counters.items()}
     metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped]) | episode_health(groups)
     if parts.curriculum is not None:
         solved: dict[str, list[bool]] = {}

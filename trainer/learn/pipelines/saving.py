@@ -8,15 +8,14 @@ from typing import Any
 
 import torch
 
-from rollgym.trainer.core.ending import to_its_end
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.core.numbers import not_finite
+from rollgym.trainer.core.shutdown import run_shielded
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.learn.tracking import Tracker
-from rollgym.trainer.records.checkpoint import RunState
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.rollout.recall import Recall
+from rollgym.trainer.rollout.log_replay import LogReplay
 
 
 class Saver:
@@ -27,7 +26,7 @@ class Saver:
         checkpoints: The store of checkpoints.
         tracker: Flushed before the checkpoint is written.
         ledger: Flushed likewise; None if the run plays no tasks.
-        recall: Notified of what is saved, so that the rollout log can drop it.
+        log_replay: Notified of what is saved, so that the rollout log can drop it.
         asynchronous: Whether training continues while a checkpoint is written, from a copy in the host's memory.
         resident: Held while models are read: keeps them on the accelerator, from which they may be offloaded otherwise.
     """
@@ -38,7 +37,7 @@ class Saver:
         checkpoints: CheckpointStore,
         tracker: Tracker,
         ledger: Ledger | None = None,
-        recall: Recall | None = None,
+        log_replay: LogReplay | None = None,
         *,
         asynchronous: bool = False,
         resident: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
@@ -48,7 +47,7 @@ class Saver:
         self._checkpoints = checkpoints
         self._tracker = tracker
         self._ledger = ledger
-        self._recall = recall
+        self._log_replay = log_replay
         self._asynchronous = asynchronous
         self._writing: asyncio.Task[None] | None = None
 
@@ -61,7 +60,7 @@ class Saver:
             RunError: If a weight, or a number of an optimizer, is not finite: then nothing is written.
             WriteError: If writing this checkpoint or the previous one failed.
         """
-        await to_its_end(self._save(state))
+        await run_shielded(self._save(state))
 
     async def settled(self) -> None:
         """Wait until the checkpoint that is being written is whole.
@@ -72,7 +71,7 @@ class Saver:
         """
         if (writing := self._writing) is not None:
             try:
-                await to_its_end(_result_of(writing))
+                await run_shielded(_result_of(writing))
             finally:
                 self._writing = None
 
@@ -110,8 +109,8 @@ class Saver:
         self, begun: Path, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]
     ) -> None:
         await asyncio.to_thread(self._finish_now, begun, state, saved, scores)
-        if self._recall is not None:
-            await self._recall.settle(state.next_task, state.untrained)
+        if self._log_replay is not None:
+            await self._log_replay.settle(state.next_task, state.untrained)
 
     def _finish_now(
         self, begun: Path, state: RunState, saved: dict[str, Any], scores: Mapping[int, float]

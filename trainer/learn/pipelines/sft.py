@@ -9,11 +9,10 @@ import torch
 
 from rollgym.trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, means
 from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
-from rollgym.trainer.backends.skipping import SkippedSteps
+from rollgym.trainer.backends.optimizer import SkippedSteps
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.learn.example_batches import ExampleBatches
-from rollgym.trainer.learn.pipelines.offline import in_parts
-from rollgym.trainer.learn.rows import trajectory_rows
+from rollgym.trainer.learn.batches import trajectory_rows
+from rollgym.trainer.learn.pipelines.offline import ExampleBatches, in_parts
 from rollgym.trainer.records.trajectory import Trajectory
 
 _MEASURED_AT_ONCE = 256
@@ -107,16 +106,16 @@ def mean_output(scorer: Scorer, rows: Sequence[TrainRow]) -> float:
     return total / max(tokens, 1)
 
 
-def step_metrics(taken: StepReport, name: str = "policy") -> dict[str, float]:
-    """Return the metrics of an optimizer step, under the model's `name`."""
+def step_metrics(taken: StepReport) -> dict[str, float]:
+    """Return the metrics of an optimizer step."""
     numbers = {
-        f"{name}/optimizer_steps": float(taken.applied),
-        f"{name}/skipped_steps": float(not taken.applied),
+        "policy/optimizer_steps": float(taken.applied),
+        "policy/skipped_steps": float(not taken.applied),
     }
     if taken.applied:
-        numbers[f"{name}/gradient_norm"] = taken.gradient_norm
+        numbers["policy/gradient_norm"] = taken.gradient_norm
     if taken.tokens.rows:
-        numbers[f"{name}/shared_prefixes"] = 1.0 - taken.tokens.computed / taken.tokens.rows
+        numbers["policy/shared_prefixes"] = 1.0 - taken.tokens.computed / taken.tokens.rows
     return numbers | {key: value for key, value in means(taken.metrics).items() if key != "loss/supervised"}
 
 

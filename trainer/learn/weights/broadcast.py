@@ -9,7 +9,6 @@ The trainer holds one bucket of tensors beside its weights.
 """
 
 import asyncio
-import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
@@ -21,13 +20,14 @@ from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
 from rollgym.extras import install_line
-from rollgym.trainer.config.server_kinds import SERVERS, ServerName
-from rollgym.trainer.core.ending import to_its_end
+from rollgym.trainer.config.inference import SERVERS, ServerName
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.plugins import beside_the_loop, load_attribute
+from rollgym.trainer.core.ports import free_ports
+from rollgym.trainer.core.shutdown import run_shielded
 from rollgym.trainer.inference.base import WeightSource
-from rollgym.trainer.inference.dialect import Bucket, GroupAddress
 from rollgym.trainer.inference.errors import ServerGoneError
+from rollgym.trainer.inference.servers.dialect import Bucket, GroupAddress
 
 Collective = Literal["nccl", "gloo"]
 
@@ -221,9 +221,10 @@ class TensorBroadcast:
 
     def address(self, world_size: int) -> GroupAddress:
         """Say where to meet: a new place each time, because a group that broke off may still wait at the old one."""
+        (port,) = free_ports("", 1)
         self._address = GroupAddress(
             master_address=self._host,
-            master_port=_free_port(),
+            master_port=port,
             world_size=1 + world_size,
             rank_offset=1,
             backend=self._collective,
@@ -241,10 +242,15 @@ class TensorBroadcast:
         self._group = await self._in_thread("did not come to the group of the weights", self._meet, address)
 
     def buckets(self, source: WeightSource) -> Iterator[Bucket]:
-        """Cut the weights into what one announcement names."""
+        """Cut the weights into what one announcement names.
+
+        Raises:
+            WeightsReleasedError: If training has resumed: what was sent last may be of another version.
+        """
         for bucket, held in buckets(self._arrange(source.tensors()), self._bucket_bytes):
             self._held = held
             yield bucket
+            source.require_held()
 
     async def send(self, bucket: Bucket) -> None:
         """Send the tensors of the bucket that `buckets` gave last.
@@ -265,7 +271,7 @@ class TensorBroadcast:
             await asyncio.shield(sending)
         except asyncio.CancelledError:
             self._group = None
-            await to_its_end(_aborted(group, sending))
+            await run_shielded(_aborted(group, sending))
             raise
 
     async def leave(self) -> None:
@@ -295,10 +301,3 @@ async def _aborted(group: Group, sending: "asyncio.Future[Any]") -> None:
     for each in done:
         # Retrieve the error, if any: no caller awaits these futures, and asyncio would log it as unhandled.
         each.exception()
-
-
-def _free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("", 0))
-        number: int = place.getsockname()[1]
-    return number

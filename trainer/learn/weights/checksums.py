@@ -4,19 +4,96 @@ A server holds weights as it computes with them: several as one, padded, or in a
 the first update on in which its checksum is what the trainer computes of its own; from then on another one is a fault.
 What never is as the trainer computes it says nothing. Servers mostly start from the run's model, and are equal to it
 then.
+
+The checksums are those of SGLang (0.5.23): by SHA-256 on a processor, by tiles on an accelerator.
 """
 
 import asyncio
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from rollgym.trainer.backends.base import TrainBackend
 from rollgym.trainer.inference.errors import WrongWeightsError
-from rollgym.trainer.learn.weights.tensor_hashes import HASHES, HashKind
+
+HashKind = Literal["sha256", "tiles"]
+
+_WORD = 0xFFFFFFFF
+_LONG = 0xFFFFFFFFFFFFFFFF
+_TILE = 8192
+"""Words whose hashes are added up before they are mixed again."""
+_WORDS_AT_ONCE = 512 * _TILE
+_SEED = 0x243F6A88
+_STREAMS = (
+    (_SEED, 0x27D4EB2D, 15),
+    ((_SEED * 0x9E3779B1 ^ 0xDEADBEEF) & _WORD, 0x165667B1, 13),
+)
+"""Of the two halves: what is added to a position, what it is multiplied by, and by how much it is rotated."""
+
+
+def sha256_hash(tensor: Tensor) -> str:
+    """Return the first eight bytes of a tensor's SHA-256, in hexadecimal."""
+    data = _bytes(tensor).cpu().numpy()
+    return hashlib.sha256(data.data).digest()[:8].hex()
+
+
+def tile_hash(tensor: Tensor) -> str:
+    """Return a tensor's hash by tiles of 8,192 words of 32 bits, in hexadecimal; computed where the tensor is."""
+    words = _words(tensor)
+    count = len(words)
+    total = 0
+    for start in range(0, count, _WORDS_AT_ONCE):
+        part = words[start : start + _WORDS_AT_ONCE]
+        halves = [_mixed_tiles(part, start, 4 * count, *stream) for stream in _STREAMS]
+        # Two halves of a number that no int64 holds: they are added up apart, and the carry with them.
+        high, low = (int(half.sum()) for half in halves)
+        total += (high << 32) + low
+    return f"{_finished(total & _LONG) if count else 0:016x}"
+
+
+_HASHES: Mapping[HashKind, Callable[[Tensor], str]] = {"sha256": sha256_hash, "tiles": tile_hash}
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _words(tensor: Tensor) -> Tensor:
+    data = _bytes(tensor)
+    if missing := -len(data) % 4:
+        data = torch.cat([data, data.new_zeros(missing)])
+    # A view of larger numbers wants an aligned beginning.
+    return (data if data.storage_offset() % 4 == 0 else data.clone()).view(torch.int32)
+
+
+def _mixed_tiles(words: Tensor, start: int, size: int, added: int, factor: int, turn: int) -> Tensor:
+    """Return one half of the hash of each tile, `[tiles]`; products that overflow keep their last 32 bits."""
+    at = torch.arange(start, start + len(words), device=words.device) & _WORD
+    place = ((at * factor + added) & _WORD) ^ (((at << turn) | (at >> (32 - turn))) & _WORD)
+    mixed = _mixed((words.long() & _WORD) ^ place)
+    mixed = torch.nn.functional.pad(mixed, (0, -len(mixed) % _TILE))
+    return _mixed((mixed.view(-1, _TILE).sum(-1) & _WORD) ^ (size & _WORD))
+
+
+def _mixed(words: Tensor) -> Tensor:
+    words = words ^ (words >> 16)
+    words = (words * 0x85EBCA6B) & _WORD
+    words = words ^ (words >> 13)
+    words = (words * 0xC2B2AE35) & _WORD
+    return words ^ (words >> 16)
+
+
+def _finished(number: int) -> int:
+    number ^= number >> 30
+    number = (number * 0xBF58476D1CE4E5B9) & _LONG
+    number ^= number >> 27
+    number = (number * 0x94D049BB133111EB) & _LONG
+    return number ^ (number >> 31)
+
 
 Named = tuple[str, Tensor]
 
@@ -28,9 +105,9 @@ _FUSED: Mapping[str, tuple[str, int, int]] = {
     "up_proj": ("gate_up_proj", 1, 2),
 }
 """Modules that servers hold as one: its name, the place in it, and how many there are."""
-_ROWS = 64
+_PADDED_ROWS = 64
 """Servers pad vocabularies to multiples of this."""
-_AT_ONCE = 2**30
+_BYTES_AT_ONCE = 2**30
 _SHOWN = 3
 
 
@@ -60,7 +137,7 @@ class ChecksumCheck:
         self,
         dtype: torch.dtype,
         arrange: Callable[[Iterable[Named]], Iterator[Named]] = iter,
-        bytes_at_once: int = _AT_ONCE,
+        bytes_at_once: int = _BYTES_AT_ONCE,
     ) -> None:
         self._dtype = dtype
         self._arrange = arrange
@@ -84,9 +161,16 @@ class ChecksumCheck:
         if self._seen:
             self._kinds = tuple(sorted(self._seen))
 
-    def end(self) -> None:
-        """Training resumes: checksums computed for this version stay valid, and no more can be computed."""
-        self._backend = None
+    async def end(self) -> None:
+        """Training resumes: checksums computed for this version stay valid, and no more can be computed.
+
+        Those that are being computed are waited for.
+        """
+        try:
+            async with self._computing:
+                pass
+        finally:
+            self._backend = None
 
     async def __call__(self, name: str, client: object) -> None:
         """Ask a server.
@@ -121,7 +205,8 @@ class ChecksumCheck:
             missing = set(names) - self._asked_of
             if not missing or self._backend is None:
                 return
-            self._expected |= await asyncio.to_thread(self._of_window, self._backend, missing)
+            found = await asyncio.to_thread(self._of_window, self._backend, missing)
+            self._expected |= found
             self._asked_of |= missing
 
     def _of_window(self, backend: TrainBackend, names: Collection[str]) -> dict[str, dict[str, HashKind]]:
@@ -139,7 +224,7 @@ class ChecksumCheck:
         return found
 
     def _sums(self, tensor: Tensor) -> dict[str, HashKind]:
-        return {HASHES[kind](each): kind for each in _layouts(tensor) for kind in self._kinds}
+        return {_HASHES[kind](each): kind for each in _layouts(tensor) for kind in self._kinds}
 
 
 def as_served(tensors: Iterable[Named]) -> Iterator[Named]:
@@ -171,5 +256,5 @@ def as_served(tensors: Iterable[Named]) -> Iterator[Named]:
 def _layouts(tensor: Tensor) -> Iterator[Tensor]:
     """Yield a tensor as it is, and with the rows of nothing that servers put behind a vocabulary's."""
     yield tensor
-    if tensor.dim() == 2 and (missing := -len(tensor) % _ROWS):
+    if tensor.dim() == 2 and (missing := -len(tensor) % _PADDED_ROWS):
         yield torch.cat([tensor, tensor.new_zeros(missing, tensor.shape[1])])

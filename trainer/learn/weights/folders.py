@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollgym.trainer.core.errors import RunError
-from rollgym.trainer.core.run_lock import run_lock
+from rollgym.trainer.core.run_files import run_lock
 from rollgym.trainer.models.shards import ShardWriter
 
 _VERSION = "version-"
@@ -198,11 +198,10 @@ class WeightFolders:
                 shutil.rmtree(folder)
             unfinished.rename(folder)
         except (OSError, SafetensorError) as error:
-            free = shutil.disk_usage(self._directory).free
+            room = _room_in(self._directory)
             shutil.rmtree(unfinished, ignore_errors=True)
             raise WeightFolderError(
-                f"cannot write {what} to {folder}: {error}; {free / _GIB:.2f} GiB are free "
-                "there: free some, or name another disk by weights.directory"
+                f"cannot write {what} to {folder}: {error}; {room}, or name another disk by weights.directory"
             ) from error
         self.bytes_written += written
         return folder if self._seen_as is None else Path(self._seen_as / folder.name)
@@ -218,3 +217,12 @@ class WeightFolders:
         for pattern in (f"{_UNFINISHED}*", f"{_VERSION}*", f"{_ADAPTER}*", _START):
             for folder in self._directory.glob(pattern):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _room_in(directory: Path) -> str:
+    """Return what to do about the room that is left on a directory's disk."""
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError:  # the very disk may be gone
+        return f"{directory} is not there: bring it back"
+    return f"{free / _GIB:.2f} GiB are free there: free some"

@@ -19,26 +19,21 @@ from typing import Literal
 import torch
 
 from rollgym.trainer.backends.base import TrainBackend, TrainRow
-from rollgym.trainer.core.errors import RunError
+from rollgym.trainer.core.numbers import least_by_no_chance
 from rollgym.trainer.core.seeding import derive_seed
-from rollgym.trainer.core.sign_test import least_by_no_chance
 from rollgym.trainer.inference.base import (
     GenerationRequest,
     GenerationResult,
     InferenceClient,
     SamplingParams,
 )
-from rollgym.trainer.inference.errors import WrongWeightsError
+from rollgym.trainer.inference.errors import WeightsReleasedError, WrongWeightsError
 from rollgym.trainer.learn.weights.checksums import ChecksumCheck
 
 _SPREAD_TOKENS = 32
 
 Measure = Literal["largest", "most", "mean"]
 """What of the differences counts: the largest; whether most of a prompt's tokens are apart; or their mean."""
-
-
-class UnverifiedError(RunError):
-    """A server cannot be verified now: the weights that it should have are the trainer's no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +142,19 @@ class WeightCheck:
         if self._checksums is not None:
             self._checksums.begin(version, backend)
 
-    def end(self) -> None:
-        """Training resumes: log-probabilities computed for this version stay, and no more can be computed."""
-        self._backend = None
-        if self._checksums is not None:
-            self._checksums.end()
+    async def end(self) -> None:
+        """Training resumes: log-probabilities computed for this version stay, and no more can be computed.
+
+        Those that are being computed, for a server that is brought up to date alone, are waited for: the model would be
+        trained meanwhile.
+        """
+        try:
+            async with self._computing:
+                pass
+        finally:
+            self._backend = None
+            if self._checksums is not None:
+                await self._checksums.end()
 
     @property
     def tensors_compared(self) -> int | None:
@@ -167,7 +170,7 @@ class WeightCheck:
 
         Raises:
             WrongWeightsError: If it is too far away, the answer has no numbers, or a tensor is another one.
-            UnverifiedError: If training has resumed, and the server drew other tokens than those that were compared.
+            WeightsReleasedError: If training has resumed, and the server drew other tokens than were compared.
         """
         asked = [
             (number, draw) for number in range(len(self._prompts)) for draw in range(self._tolerance.replies)
@@ -211,7 +214,7 @@ class WeightCheck:
             if not missing:
                 return
             if self._backend is None:
-                raise UnverifiedError(
+                raise WeightsReleasedError(
                     f"{name} is back, and waits for the next weights: those of version {self._version} are the "
                     "trainer's no more"
                 )

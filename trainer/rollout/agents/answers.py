@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from rollgym.trainer.rollout.agents.replies import Reply
-from rollgym.trainer.rollout.agents.splicing import SampledReply
+from rollgym.trainer.rollout.agents.splicing import SampledReply, TextPrompt
 from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream
-from rollgym.trainer.rollout.agents.texts import TextPrompt
 
 
 @dataclass(frozen=True, slots=True)

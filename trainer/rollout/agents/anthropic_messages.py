@@ -9,18 +9,20 @@ from rollgym.trainer.rollout.agents.answers import Answer, Choice
 from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
-    Wishes,
+    RequestedSampling,
+    ToolChoice,
+    declared_tools,
     flag,
     made_call,
     number,
     parsed_arguments,
     passed_over,
+    read_tool_choice,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
-from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, Wanted, wanted_output
-from rollgym.trainer.rollout.agents.tool_choice import ToolChoice, read_tool_choice
+from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, RequiredForm, wanted_output
 
 _KNOWN = frozenset(
     (
@@ -59,14 +61,14 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
     longest = whole(body, "max_tokens", 1)
     if longest is None and not counted:
         raise invalid("max_tokens: how long the reply may be must be said", "max_tokens")
-    tools = _tools(body.get("tools"))
+    tools = declared_tools(body.get("tools"), _tool)
     choice = _tool_choice(body.get("tool_choice"), tools)
     unread = tuple(name for name in passed_over(body, _KNOWN) if name != "output_config" or _effort(body))
     return AgentCall(
         messages=[*_system(body.get("system")), *_messages(body.get("messages"))],
         tools=tools if choice.reads else [],
         must_call=choice.must_call,
-        wishes=Wishes(
+        wishes=RequestedSampling(
             max_tokens=longest,
             stop=_stops(body.get("stop_sequences")),
             temperature=number(body, "temperature", 0.0, 100.0),
@@ -90,7 +92,7 @@ def _tool_choice(value: object, tools: list[Mapping[str, Any]]) -> ToolChoice:
     return replace(choice, one=choice.one or one)
 
 
-def _wanted(body: Mapping[str, Any]) -> Wanted | None:
+def _wanted(body: Mapping[str, Any]) -> RequiredForm | None:
     """Return what the reply shall look like, by the name of today or the former one."""
     config = body.get("output_config")
     form = config.get("format") if isinstance(config, Mapping) else None
@@ -123,14 +125,6 @@ def _stops(value: object) -> tuple[str, ...]:
             "stop_sequences",
         )
     return tuple(texts)
-
-
-def _tools(value: object) -> list[Mapping[str, Any]]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise invalid("tools must be a list", "tools")
-    return [_tool(each, f"tools[{index}]") for index, each in enumerate(value)]
 
 
 def _tool(value: object, param: str) -> Mapping[str, Any]:

@@ -14,15 +14,14 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.numbers import LARGEST, finite_number
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
-from rollgym.trainer.rollout.agent import note_failure
+from rollgym.trainer.rollout.agent import Session, note_failure
 from rollgym.trainer.rollout.agents.endpoint import agents_app
 from rollgym.trainer.rollout.agents.environment import FAILURES, EpisodeEnvironment
 from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.http import serve_app
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
 from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentRunner, AgentTask
-from rollgym.trainer.rollout.agents.serving import serve_app
 from rollgym.trainer.rollout.agents.session import AgentSession
-from rollgym.trainer.rollout.session import Session
 from rollgym.trainer.tasks.task import Task
 
 _REMEMBERED = 4096

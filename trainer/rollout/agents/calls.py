@@ -1,13 +1,98 @@
-"""Agents' requests, independent of the API: a conversation, tools, and sampling parameters."""
+"""Agents' requests, independent of the API: a conversation, tools, which of these to call, and sampling parameters.
+
+`tool_choice` is read as OpenAI's and Anthropic's APIs have it. Nothing here does I/O.
+"""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rollgym.clients.replies.json_values import CallFault, parse_json
 from rollgym.trainer.rollout.agents.errors import invalid, unsupported
-from rollgym.trainer.rollout.agents.structured import Wanted
+from rollgym.trainer.rollout.agents.structured import RequiredForm
+
+_FIELD = "tool_choice"
+_SHOWN = 12
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Which of its tools a request wants the policy to call.
+
+    Attributes:
+        reads: Whether tools are offered, and calls of them looked for.
+        must_call: Tools of which one at least must be called.
+        one: Whether exactly one call is wanted.
+        unread: The field, if it asks for something unsupported.
+    """
+
+    reads: bool = True
+    must_call: tuple[str, ...] = ()
+    one: bool = False
+    unread: tuple[str, ...] = ()
+
+
+def read_tool_choice(value: object, tools: Sequence[Mapping[str, Any]]) -> ToolChoice:
+    """Return what a request's `tool_choice` asks for.
+
+    Args:
+        value: The field.
+        tools: The tools that the request offers.
+
+    Raises:
+        ApiError: If it is malformed, or names a tool that is not offered.
+    """
+    names = tuple(tool["function"]["name"] for tool in tools)
+    kind = value.get("type") if isinstance(value, Mapping) else value
+    if value is None or kind == "auto":
+        return ToolChoice()
+    if kind == "none":
+        return ToolChoice(reads=False)
+    if kind in ("required", "any"):
+        # Without offered tools, no call is possible.
+        return ToolChoice(must_call=names, unread=() if names else (_FIELD,))
+    if isinstance(value, Mapping):
+        return _of_object(kind, value, names)
+    raise invalid("tool_choice must be none, auto, required, or name a tool", _FIELD)
+
+
+def _of_object(kind: object, value: Mapping[str, Any], names: tuple[str, ...]) -> ToolChoice:
+    if kind in ("function", "tool"):
+        return ToolChoice(must_call=(_offered(value, names),), one=True)
+    if kind == "allowed_tools":
+        return _of_allowed(value, names)
+    return ToolChoice(unread=(_FIELD,))
+
+
+def _of_allowed(value: Mapping[str, Any], names: tuple[str, ...]) -> ToolChoice:
+    """Read a list of tools that alone may be called, as OpenAI has it."""
+    nested = value.get("allowed_tools")
+    holder = nested if isinstance(nested, Mapping) else value
+    tools, mode = holder.get("tools"), holder.get("mode")
+    if not isinstance(tools, list) or not tools or mode not in ("auto", "required"):
+        raise invalid("tool_choice: allowed_tools need a mode, auto or required, and a list of tools", _FIELD)
+    allowed = tuple(dict.fromkeys(_offered(each, names) for each in tools))
+    if mode == "required":
+        return ToolChoice(must_call=allowed)
+    # A reply that need not call a tool is not constrained.
+    return ToolChoice(unread=() if set(allowed) == set(names) else (_FIELD,))
+
+
+def _offered(value: object, names: tuple[str, ...]) -> str:
+    """Return the tool that is named, in either of the places that APIs have for its name."""
+    holder = value.get("function", value) if isinstance(value, Mapping) else None
+    name = holder.get("name") if isinstance(holder, Mapping) else None
+    if not isinstance(name, str):
+        raise invalid(
+            "tool_choice must name a tool, such as {'type': 'function', 'function': {'name': 'a'}}", _FIELD
+        )
+    if name not in names:
+        known = ", ".join(repr(each[:80]) for each in names[:_SHOWN]) or "none"
+        more = "" if len(names) <= _SHOWN else f" and {len(names) - _SHOWN} more"
+        raise invalid(f"tool_choice names the tool {name[:80]!r}; tools has {known}{more}", _FIELD)
+    return name
+
 
 Message = dict[str, Any]
 """A message as chat templates take it: `role`, `content` (text), of assistants `tool_calls` and `reasoning_content`."""
@@ -35,7 +120,7 @@ _KNOWN_ROLES = ("system", "user", "assistant", "tool")
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class RequestedSampling:
     """The sampling parameters that an agent asks for; None for each that it does not set.
 
     Attributes:
@@ -57,7 +142,7 @@ class Wishes:
     top_p: float | None = None
     top_k: int | None = None
     seed: int | None = None
-    structured: Wanted | None = None
+    structured: RequiredForm | None = None
     others: tuple[str, ...] = ()
 
 
@@ -87,7 +172,7 @@ class AgentCall:
     echo: bool = False
     tools: list[Mapping[str, Any]] = field(default_factory=list)
     must_call: tuple[str, ...] = ()
-    wishes: Wishes = Wishes()
+    wishes: RequestedSampling = RequestedSampling()
     reads_tools: bool = False
     parallel_tools: bool = True
     stream: bool = False
@@ -147,13 +232,13 @@ def _is_stop(value: object) -> bool:
 
 
 def sampling_wishes(
-    body: Mapping[str, Any], max_tokens: int | None, choices: int = 1, structured: Wanted | None = None
-) -> Wishes:
+    body: Mapping[str, Any], max_tokens: int | None, choices: int = 1, structured: RequiredForm | None = None
+) -> RequestedSampling:
     """Return the wishes that OpenAI's APIs have in common."""
     neutral = {"presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1, "min_p": 0}
     others = [name for name, off in neutral.items() if number(body, name, -1e3, 1e3) not in (None, off)]
     others += [name for name in ("logit_bias", "bad_words", "min_tokens") if body.get(name)]
-    return Wishes(
+    return RequestedSampling(
         max_tokens=max_tokens,
         stop=stops(body),
         choices=choices,
@@ -312,13 +397,23 @@ def _part(value: object, param: str) -> str:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def declared_tools(value: object) -> list[Mapping[str, Any]]:
-    """Return declarations of tools as chat templates take them."""
+def declared_tools(
+    value: object, read: Callable[[object, str], Mapping[str, Any]] | None = None
+) -> list[Mapping[str, Any]]:
+    """Return declarations of tools as chat templates take them.
+
+    Args:
+        value: The field `tools` of a request.
+        read: Reads one of them, by its name in messages; None for those of OpenAI's form.
+
+    Raises:
+        ApiError: If they are not what they should be.
+    """
     if value is None:
         return []
     if not isinstance(value, list):
         raise invalid("tools must be a list", "tools")
-    return [_tool(each, f"tools[{index}]") for index, each in enumerate(value)]
+    return [(read or _tool)(each, f"tools[{index}]") for index, each in enumerate(value)]
 
 
 def _tool(value: object, param: str) -> Mapping[str, Any]:

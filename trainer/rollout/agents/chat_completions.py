@@ -15,13 +15,13 @@ from rollgym.trainer.rollout.agents.calls import (
     flag,
     other_logprobs,
     passed_over,
+    read_tool_choice,
     sampling_wishes,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
-from rollgym.trainer.rollout.agents.tool_choice import read_tool_choice
 
 _REFUSED = ("functions", "function_call", "audio", "prediction", "web_search_options")
 _KNOWN = frozenset(

@@ -25,11 +25,11 @@ from rollgym.trainer.rollout.agents.anthropic_messages import MessageEvents, mes
 from rollgym.trainer.rollout.agents.calls import AgentCall, finite, whole
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
 from rollgym.trainer.rollout.agents.completions import CompletionChunks, completion_body, parse_completions
-from rollgym.trainer.rollout.agents.deliveries import name_of
-from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
+from rollgym.trainer.rollout.agents.deliveries import Event, EventStream, LiveAnswer, name_of
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, mcp_answer
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
-from rollgym.trainer.rollout.agents.event_stream import Event, EventStream, LiveAnswer
 from rollgym.trainer.rollout.agents.http import (
+    UnreadBodies,
     anthropic_refusal,
     as_api_error,
     json_answer,
@@ -40,9 +40,7 @@ from rollgym.trainer.rollout.agents.http import (
     refuse_web_pages,
     while_connected,
 )
-from rollgym.trainer.rollout.agents.mcp import mcp_answer
 from rollgym.trainer.rollout.agents.responses import ResponseEvents, parse_responses, response_body
-from rollgym.trainer.rollout.agents.serving import UnreadBodies
 from rollgym.trainer.rollout.agents.session import AgentSession
 from rollgym.trainer.rollout.agents.splicing import message_of
 

@@ -1,16 +1,125 @@
-"""The service that answers agents: the policy, and the treatment of an agent's own sampling parameters."""
+"""The service that answers agents: the policy, an agent's own sampling parameters, and what its replies must look like.
 
+Constraints of calls are as vLLM and SGLang have them: a call that must be made looks as the family writes it, with
+arguments by the tool's schema; beside a form the reply is either calls or an answer.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
+from rollgym.clients.replies.formats.calls import CallGrammar
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.trainer.core.seeding import derive_seed
-from rollgym.trainer.inference.base import InferenceClient, SamplingParams
-from rollgym.trainer.rollout.agents.calls import AgentCall, Wishes
+from rollgym.trainer.inference.base import InferenceClient, SamplingParams, StructuredOutput
+from rollgym.trainer.rollout.agents.calls import AgentCall, RequestedSampling
 from rollgym.trainer.rollout.agents.errors import ApiError, unsupported
-from rollgym.trainer.rollout.agents.held_calls import held_reply
-from rollgym.trainer.rollout.agents.replies import ToolFormat
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
-from rollgym.trainer.rollout.agents.structured import Wanted
+from rollgym.trainer.rollout.agents.structured import RequiredForm, is_deep, plain_schema
+
+_MOST_BYTES = 1 << 17
+"""Of all tools that may be called."""
+_NO_PARAMETERS = {"type": "object", "properties": {}}
+_Format = Mapping[str, Any]
+
+
+def held_reply(call: AgentCall, tool_format: str) -> tuple[RequiredForm | None, tuple[str, ...]]:
+    """Return the constraint on a request's reply, and the fields that are ignored if no constraint is possible.
+
+    Args:
+        call: The request.
+        tool_format: The policy family's format of tool calls.
+    """
+    wanted = call.wishes.structured
+    asked = () if wanted is None else (wanted.param,)
+    if call.must_call:
+        spare = ("tool_choice", *asked)
+        held = _held_to_calls(call, tool_format, spare)
+    elif wanted is not None and call.reads_tools:
+        spare = asked
+        held = _held_to_either(call, tool_format, wanted)
+    else:
+        return wanted, ()
+    return held, (() if held is not None else spare)
+
+
+def _held_to_calls(call: AgentCall, tool_format: str, spare: tuple[str, ...]) -> RequiredForm | None:
+    grammar = FORMATS[tool_format].grammar
+    tags = None if grammar is None else _tags(grammar, call.tools, call.must_call)
+    if grammar is None or tags is None:
+        return None
+    return _wanted(
+        _calls(grammar, tags, several=call.parallel_tools), RequiredForm(_NOTHING, "tool_choice", spare)
+    )
+
+
+def _held_to_either(call: AgentCall, tool_format: str, wanted: RequiredForm) -> RequiredForm | None:
+    """Hold a reply to calls of tools or to an answer; None if the two cannot be distinguished by how they begin."""
+    grammar = FORMATS[tool_format].grammar
+    if grammar is None or not grammar.marked or wanted.output.kind != "json":
+        return None
+    tags = _tags(grammar, call.tools, [tool["function"]["name"] for tool in call.tools])
+    if tags is None:
+        return None
+    answer = {"type": "json_schema", "json_schema": json.loads(wanted.output.text)}
+    either = {"type": "or", "elements": [_calls(grammar, tags, several=call.parallel_tools), answer]}
+    begins = tuple(grammar.opening + tag["begin"] for tag in tags)
+    return _wanted(either, RequiredForm(_NOTHING, wanted.param, (wanted.param,), begins))
+
+
+_NOTHING = StructuredOutput("structural_tag", "")
+
+
+def _wanted(form: _Format, wanted: RequiredForm) -> RequiredForm | None:
+    try:
+        text = json.dumps({"type": "structural_tag", "format": form}, ensure_ascii=False, allow_nan=False)
+        size = len(text.encode())
+    except ValueError:  # a number or half a character that JSON has no form for
+        return None
+    output = StructuredOutput("structural_tag", text)
+    return RequiredForm(output, wanted.param, wanted.spare, wanted.begins) if size <= _MOST_BYTES else None
+
+
+def _tags(
+    grammar: CallGrammar, tools: Sequence[Mapping[str, Any]], names: Sequence[str]
+) -> list[_Format] | None:
+    """Return the tags of calls of tools; None if one of them has none."""
+    tags = []
+    for function in (tool["function"] for tool in tools):
+        schema = function.get("parameters", _NO_PARAMETERS)
+        if function["name"] not in names:
+            continue
+        tag = None if is_deep(schema) else _tag(grammar, function, schema)
+        if tag is None:
+            return None
+        tags.append(tag)
+    return tags or None
+
+
+def _tag(grammar: CallGrammar, function: Mapping[str, Any], schema: Any) -> Mapping[str, Any] | None:
+    try:
+        plain = plain_schema(schema)
+        return grammar.tag(function["name"], plain) if isinstance(plain, Mapping) else None
+    except (TypeError, ValueError):  # a name that JSON has no form for
+        return None
+
+
+def _calls(grammar: CallGrammar, tags: Sequence[_Format], *, several: bool) -> _Format:
+    calls = {
+        "type": "tags_with_separator",
+        "tags": list(tags),
+        "separator": grammar.separator,
+        "at_least_one": True,
+        "stop_after_first": not several,
+    }
+    if not grammar.opening:
+        return calls
+    opening, closing = (
+        {"type": "const_string", "value": each} for each in (grammar.opening, grammar.closing)
+    )
+    return {"type": "sequence", "elements": [opening, calls, closing]}
+
 
 SamplingPolicy = Literal["run", "refuse", "agent"]
 """The treatment of an agent's own sampling parameters: ignored, refused, or heeded.
@@ -43,7 +152,7 @@ class PolicyService:
     sampling: SamplingParams
     max_length: int
     model: str
-    tool_format: ToolFormat
+    tool_format: str
     wishes: SamplingPolicy
     seed: int
     purpose: str
@@ -78,7 +187,7 @@ class PolicyService:
         unread = ("seed",) if heeded and call.wishes.seed is not None and not self.reads_seeds else ()
         return (*unheeded, *unread, *unheld, *call.not_enforced)
 
-    def _require_structured(self, wanted: Wanted | None) -> None:
+    def _require_structured(self, wanted: RequiredForm | None) -> None:
         if wanted is None:
             return
         if self.unstructured:
@@ -86,7 +195,7 @@ class PolicyService:
         if self.wishes == "refuse":
             raise _is_the_runs(wanted.param)
 
-    def seed_for(self, wishes: Wishes, choice: int, *names: str | int) -> int:
+    def seed_for(self, wishes: RequestedSampling, choice: int, *names: str | int) -> int:
         """Return the seed of a reply's random stream: the agent's own, if its parameters are heeded and include one.
 
         Args:
@@ -98,7 +207,7 @@ class PolicyService:
             return derive_seed(self.seed, "agent", wishes.seed, choice)
         return derive_seed(self.seed, *names)
 
-    def sampling_for(self, wishes: Wishes, prompt: int) -> SamplingParams:
+    def sampling_for(self, wishes: RequestedSampling, prompt: int) -> SamplingParams:
         """Return how a reply is drawn, with the length that it may have.
 
         Args:
@@ -114,7 +223,7 @@ class PolicyService:
             structured=None if wishes.structured is None else wishes.structured.output,
         )
 
-    def _distribution(self, wishes: Wishes) -> SamplingParams:
+    def _distribution(self, wishes: RequestedSampling) -> SamplingParams:
         own = self.sampling
         if self.wishes != "agent":
             return own
@@ -157,7 +266,7 @@ def _either(wish: float | None, own: float) -> float:
     return own if wish is None else wish
 
 
-def _unheeded(wishes: Wishes, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
+def _unheeded(wishes: RequestedSampling, sampling: SamplingParams, *, heeded: bool) -> tuple[str, ...]:
     """Name the wishes that are not what is done anyway; `heeded` is whether those that can be are."""
     if heeded:
         return wishes.others

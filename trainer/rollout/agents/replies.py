@@ -7,17 +7,13 @@ What is not a proper tool call stays content, so that the agent can tell the pol
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from rollgym.clients.protocol import tool_calls
-from rollgym.clients.replies.formats.calls import CallFormat, Schemas
-from rollgym.clients.replies.formats.table import FORMATS
+from rollgym.clients.protocol.tool_calls import DEFAULT_CALL_FORMAT
+from rollgym.clients.replies.formats.calls import Schemas
+from rollgym.clients.replies.formats.table import FORMATS, OURS
 from rollgym.clients.replies.thinking import split_thinking
-
-ToolFormat = Literal["hermes", "qwen-xml", "llama", "mistral"]
-"""How a family of models writes calls of tools."""
-FAMILIES: Mapping[ToolFormat, CallFormat] = {name: FORMATS[name] for name in get_args(ToolFormat)}
-"""The formats of families whose chat templates write calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class Reply:
 
 def read_reply(
     text: str,
-    tool_format: ToolFormat | None = None,
+    tool_format: str | None = None,
     *,
     begun: bool = False,
     schemas: Schemas | None = None,
@@ -68,7 +64,7 @@ def read_reply(
     reasoning, said = split_thinking(text, begun=begun)
     if tool_format is None or (begins and not said.startswith(begins)):
         return Reply(said, reasoning)
-    form = FAMILIES[tool_format]
+    form = FORMATS[tool_format]
     reading = form.read(said, schemas or {}, strict=False)
     if not reading.calls or (form.whole and reading.faults):
         return Reply(said, reasoning)
@@ -76,20 +72,21 @@ def read_reply(
     return Reply(reading.remaining.rstrip(), reasoning, tuple(map(_as_text, reading.calls)))
 
 
-def has_mark(text: str) -> bool:
-    """Whether a text contains the opening of a call, of any family."""
-    return any(form.mark in text for form in FAMILIES.values())
+def has_mark(text: str, tool_format: str) -> bool:
+    """Whether a text contains the opening of a call, of a format or of any of our families."""
+    return any(form.mark in text for form in (FORMATS[tool_format], *OURS) if form.template_marks)
 
 
-def format_of_template(template: str) -> ToolFormat:
-    """Return how the family of a chat template writes calls; Hermes if it shows none."""
-    if "[TOOL_CALLS]" in template:
-        return "mistral"
-    if "<function=" in template:
-        return "qwen-xml"
-    if "<tool_call>" in template:
-        return "hermes"
-    return "llama" if "<|start_header_id|>" in template or "<|python_tag|>" in template else "hermes"
+def format_of_template(template: str) -> str:
+    """Return the format in which the family of a chat template writes calls; Hermes if it shows none.
+
+    Raises:
+        ValueError: A format that a package adds is broken.
+    """
+    for name in FORMATS.of_templates():
+        if any(mark in template for mark in FORMATS[name].template_marks):
+            return name
+    return DEFAULT_CALL_FORMAT
 
 
 def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:

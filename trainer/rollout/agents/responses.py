@@ -16,6 +16,7 @@ from rollgym.trainer.rollout.agents.calls import (
     made_call,
     other_logprobs,
     passed_over,
+    read_tool_choice,
     sampling_wishes,
     text_of,
     whole,
@@ -24,7 +25,6 @@ from rollgym.trainer.rollout.agents.chat_completions import token_logprobs
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
-from rollgym.trainer.rollout.agents.tool_choice import read_tool_choice
 
 Conversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""

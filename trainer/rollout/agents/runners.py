@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import httpx
 
-from rollgym.trainer.rollout.agents import leash
+from rollgym.trainer.rollout.agents import process_reaper
 from rollgym.trainer.rollout.agents.http import packed
 from rollgym.trainer.rollout.agents.session import AgentSession
 
@@ -136,7 +136,7 @@ class ProgramRunner:
             sys.executable,
             # Nothing but the standard library, regardless of the current directory and the environment.
             "-IS",
-            leash.__file__,
+            process_reaper.__file__,
             str(held),
             *self._words,
             stdin=asyncio.subprocess.PIPE,
@@ -155,7 +155,7 @@ class ProgramRunner:
         try:
             finished = await ended_or_patient(reading, session, self._grace_s)
         finally:
-            # The leash ends the program and everything below it, and then itself.
+            # The reaper ends the program and everything below it, and then itself.
             os.close(wanted)
             said, code = await asyncio.shield(_settled(reading, process))
         if said is None:

@@ -11,11 +11,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
-from rollgym.sandbox.core.base import Sandbox, SandboxUnavailableError
-from rollgym.sandbox.core.cancelling import CancellableSandbox, Cancellation
+from rollgym.sandbox.core.base import (
+    CancellableSandbox,
+    Cancellation,
+    Outcome,
+    Program,
+    RunResult,
+    Sandbox,
+    SandboxUnavailableError,
+)
 from rollgym.sandbox.core.limits import Limits
-from rollgym.sandbox.core.program import Program
-from rollgym.sandbox.core.result import Outcome, RunResult
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.agents.runners import AgentEnd, AgentTask, ended_or_patient, last_words

@@ -10,20 +10,25 @@ from typing import Any, TypeVar
 from rollgym.clients.replies.thinking import has_thought
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.errors import StructuredOutputError
-from rollgym.trainer.records.timeline import Phase
-from rollgym.trainer.records.trajectory import Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, Trajectory, Turn
 from rollgym.trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
-from rollgym.trainer.rollout.agents.calls import AgentCall, Message, Wishes, last_text
+from rollgym.trainer.rollout.agents.calls import AgentCall, Message, RequestedSampling, last_text
 from rollgym.trainer.rollout.agents.deliveries import Deliveries
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
-from rollgym.trainer.rollout.agents.replies import Reply, ToolFormat, has_mark, read_reply, schemas_of
-from rollgym.trainer.rollout.agents.splicing import Conversation, Found, Prompt, ReplyBook, SampledReply
-from rollgym.trainer.rollout.agents.stops import first_stop, stopped
-from rollgym.trainer.rollout.agents.streaming import ReplyStream
-from rollgym.trainer.rollout.agents.structured import Wanted
-from rollgym.trainer.rollout.agents.texts import TextBook, TextPrompt
-from rollgym.trainer.rollout.recall import session_key
+from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply, schemas_of
+from rollgym.trainer.rollout.agents.splicing import (
+    Conversation,
+    Found,
+    KnownTexts,
+    Prompt,
+    ReplyIndex,
+    SampledReply,
+    TextPrompt,
+)
+from rollgym.trainer.rollout.agents.streaming import ReplyStream, first_stop, stopped
+from rollgym.trainer.rollout.agents.structured import RequiredForm
+from rollgym.trainer.rollout.log_replay import session_key
 from rollgym.trainer.rollout.recorder import Recorder
 
 _LARGE = 1 << 16
@@ -102,8 +107,8 @@ class AgentSession:
         self.ended = asyncio.Event()
         self.model_failure: BaseException | None = None
         self._recorder = Recorder(trajectory)
-        self._book = ReplyBook()
-        self._texts = TextBook(service.renderer.renderer)
+        self._index = ReplyIndex()
+        self._texts = KnownTexts(service.renderer.renderer)
         self._max_calls = max_calls
         self._clock = clock
         self._numbers = 0
@@ -236,7 +241,7 @@ class AgentSession:
 
     async def _rendered(self, conversation: Conversation) -> tuple[Prompt, list[int]]:
         """Return what the policy reads, and the ids of what of it was recorded before."""
-        found = self._book.found(conversation)
+        found = self._index.found(conversation)
         stored = self._stored(found)
         if conversation.size > _LARGE:
             prompt = await asyncio.to_thread(self.service.renderer.prompt, conversation, found, stored)
@@ -309,7 +314,7 @@ class AgentSession:
         self,
         number: int,
         drawn: Sequence[tuple[Sequence[int], SamplingParams]],
-        wishes: Wishes,
+        wishes: RequestedSampling,
         told: Sequence[_Told | None],
     ) -> list[GenerationResult]:
         requests = [
@@ -335,7 +340,7 @@ class AgentSession:
         choice: int,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
-        wishes: Wishes,
+        wishes: RequestedSampling,
         told: _Told | None,
     ) -> GenerationRequest:
         task, purpose = self.trajectory.task, self.service.purpose
@@ -371,7 +376,7 @@ class AgentSession:
         renderer, call, number, index = self.service.renderer.renderer, asked.call, asked.number, asked.index
         result, plain, marked = stopped(result, call.wishes.stop, renderer.text, renderer.marked_text)
         tool_format = self.service.tool_format if call.reads_tools else None
-        text = marked if tool_format and has_mark(marked) else plain
+        text = marked if tool_format and has_mark(marked, tool_format) else plain
         reply = asked.reply(text, tool_format)
         if not call.parallel_tools:
             reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
@@ -392,7 +397,7 @@ class AgentSession:
         self.trajectory.turns.append(turn)
         self.turns_of.setdefault(number, []).append(turn)
         if asked.conversation is not None:
-            self._book.note(asked.conversation, sampled)
+            self._index.note(asked.conversation, sampled)
         elif isinstance(asked.prompt, TextPrompt):
             self._texts.note(asked.prompt, result.token_ids)
         stop = first_stop(renderer.text(result.token_ids), call.wishes.stop) if call.wishes.stop else None
@@ -431,7 +436,7 @@ class _Asked:
         """Return the last messages of the prompt, for people."""
         return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
 
-    def reply(self, text: str, tool_format: ToolFormat | None) -> Reply:
+    def reply(self, text: str, tool_format: str | None) -> Reply:
         """Parse a reply into thinking, content and tool calls."""
         if isinstance(self.prompt, TextPrompt):
             return Reply(text)
@@ -454,7 +459,7 @@ class _UnheldError(Exception):
         self.spare = spare
 
 
-def _not_had(error: StructuredOutputError, wanted: Wanted | None, *, begun: bool) -> Exception:
+def _not_had(error: StructuredOutputError, wanted: RequiredForm | None, *, begun: bool) -> Exception:
     """Return the error for a request whose structured output is impossible; `begun` if part of the reply was sent."""
     if wanted is not None and wanted.spare and not begun:
         return _UnheldError(wanted.spare)

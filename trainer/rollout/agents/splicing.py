@@ -1,4 +1,4 @@
-"""Prompts of conversations that agents keep: what the policy sampled stands in them as the ids that it sampled.
+"""Prompts that continue what an agent was sent: what the policy sampled stands in them as the ids that it sampled.
 
 An agent sends its whole conversation with every request, as text. Each assistant's message that equals one that was
 handed out before stands for ids that are known, so it is rendered as a mark, and the ids are put in the mark's place;
@@ -7,6 +7,9 @@ conversation renders to the stored ids and a tail, and an edited one renders to 
 
 A template may rewrite the past: most that know thinking drop that of earlier turns. Marks show that, too: if the
 mark of the thinking is gone, what is left of the reply stands as text, as the template wants it.
+
+A client of completions sends a text that continues an earlier prompt and its reply. The longest such beginning
+stands for ids that are known, and the rest alone is tokenised.
 """
 
 import hashlib
@@ -28,12 +31,12 @@ from rollgym.clients.replies.thinking import (
     opens_with_thinking,
     split_thinking,
 )
-from rollgym.trainer.core.errors import ConfigError
+from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.rollout.agents.calls import Message, parsed_arguments
-from rollgym.trainer.rollout.agents.errors import ApiError
+from rollgym.trainer.rollout.agents.errors import ApiError, invalid
 from rollgym.trainer.rollout.agents.replies import Reply
 from rollgym.trainer.rollout.chat_template import Tool
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
 
 _KEPT_CHARACTERS = 1 << 22
 """Characters whose ids are kept: some hundred bytes each at the most."""
@@ -122,7 +125,7 @@ class Conversation:
         return digest.digest()
 
 
-class ReplyBook:
+class ReplyIndex:
     """The replies of one episode, found again in the conversations that the agent sends."""
 
     def __init__(self) -> None:
@@ -397,3 +400,63 @@ def _before_thinking(text: str, sampled: SampledReply) -> str:
         return text
     plain = text.rstrip()
     return plain.removesuffix(OPENING) if plain.endswith(OPENING) else text
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """A prompt without a chat template.
+
+    Attributes:
+        ids: As the policy reads it.
+        text: As the agent sent it, or would read it.
+    """
+
+    ids: list[int]
+    text: str
+
+
+class KnownTexts:
+    """The texts of one episode whose ids are known: prompts with their replies.
+
+    Args:
+        renderer: The policy's tokenizer.
+    """
+
+    def __init__(self, renderer: ChatRenderer) -> None:
+        self._renderer = renderer
+        self._ids: OrderedDict[str, list[int]] = OrderedDict()
+        self._size = 0
+
+    def prompt(self, asked: str | Sequence[int], param: str = "prompt") -> TextPrompt:
+        """Return what the policy reads.
+
+        Raises:
+            ApiError: If the model does not know one of its ids, or the prompt is empty.
+        """
+        if not isinstance(asked, str):
+            ids = list(asked)
+            if max(ids) >= self._renderer.vocabulary:
+                raise invalid(f"{param}: the model knows ids below {self._renderer.vocabulary}", param)
+            return TextPrompt(ids, self._renderer.text(ids))
+        noted = dict(self._ids)  # large prompts are read in threads
+        known = max((each for each in noted if asked.startswith(each)), key=len, default="")
+        try:
+            rest = self._renderer.ids_of(asked[len(known) :]) if len(known) < len(asked) else []
+        except UnplayableTaskError as error:
+            raise ApiError(400, str(error), "invalid_value", param) from error
+        ids = noted[known] + rest if known else self._opened(rest)
+        return TextPrompt(ids, asked)
+
+    def note(self, prompt: TextPrompt, reply: Sequence[int]) -> None:
+        """Remember a reply and its prompt, unless the reply ended by itself: clients do not continue such a reply."""
+        if not reply or reply[-1] in self._renderer.special_ids or reply[-1] in self._renderer.stop_token_ids:
+            return
+        text = prompt.text + self._renderer.text(reply)
+        self._size += len(text) - (len(text) if text in self._ids else 0)
+        self._ids[text] = [*prompt.ids, *reply]
+        while self._size > _KEPT_CHARACTERS:
+            self._size -= len(self._ids.popitem(last=False)[0])
+
+    def _opened(self, ids: list[int]) -> list[int]:
+        opening = self._renderer.opening_ids
+        return ids if ids[: len(opening)] == opening else opening + ids

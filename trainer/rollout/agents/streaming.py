@@ -1,4 +1,4 @@
-"""Streaming of replies: which part of a reply that is still being sampled can be sent already.
+"""Streaming of replies: which part of a reply that is still being sampled can be sent already, and which text ends it.
 
 Nothing is sent that could still change: bytes of an incomplete character, a possible beginning of a stop text
 or of a tool call, blanks that a call would swallow. They follow at the end of the reply, so that the parts add up to
@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.clients.replies.thinking import (
     CLOSINGS,
     OPENINGS,
@@ -16,8 +17,77 @@ from rollgym.clients.replies.thinking import (
     first_closing,
     opens_with_thinking,
 )
-from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, ToolFormat
-from rollgym.trainer.rollout.agents.stops import PassingStops
+from rollgym.trainer.inference.base import GenerationResult
+from rollgym.trainer.rollout.agents.replies import Reply
+
+
+def stopped(
+    result: GenerationResult,
+    stops: Sequence[str],
+    plain_text: Callable[[Sequence[int]], str],
+    marked_text: Callable[[Sequence[int]], str],
+) -> tuple[GenerationResult, str, str]:
+    """Cut a reply at its first complete stop text; return it as text, without and with marks.
+
+    Whether a text is complete depends on the tokens up to it alone, so what was sampled until then has the
+    distribution of a reply that was stopped there; what was sampled after it is not part of the reply.
+
+    Args:
+        result: The sampled reply.
+        stops: Texts that end a reply.
+        plain_text: Makes text of ids, without special tokens.
+        marked_text: Makes text of ids, with the marks of the model's family.
+    """
+    plain, marked = plain_text(result.token_ids), marked_text(result.token_ids)
+    if not any(stop in plain for stop in stops):
+        return result, plain, marked
+    low, high = 0, len(result.token_ids)
+    while high - low > 1:  # the first `low` tokens hold none of them, the first `high` do
+        middle = (low + high) // 2
+        text = plain_text(result.token_ids[:middle])
+        low, high = (low, middle) if any(stop in text for stop in stops) else (middle, high)
+    ended = GenerationResult(
+        result.token_ids[:high], result.logprobs[:high], result.policy_versions[:high], "stop", result.experts
+    )
+    plain, marked = plain_text(ended.token_ids), marked_text(ended.token_ids)
+    return ended, _cut(plain, stops), _cut(marked, stops)
+
+
+def first_stop(text: str, stops: Sequence[str]) -> str | None:
+    """Return the text that ends a reply first; None if the reply contains none of them."""
+    found = [(index, stop) for stop in stops if (index := text.find(stop)) >= 0]
+    return min(found)[1] if found else None
+
+
+def _cut(text: str, stops: Sequence[str]) -> str:
+    indices = [text.find(stop) for stop in stops]
+    return text[: min((index for index in indices if index >= 0), default=len(text))]
+
+
+class PassingStops:
+    """Lets text pass up to the first text that ends a reply, while that is sampled; see `stopped`.
+
+    Args:
+        stops: Texts that end a reply.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = stops
+        self._longest = max(map(len, stops), default=0)
+        self._waiting = ""
+        self._ended = False
+
+    def passed(self, text: str) -> str:
+        """Add text, and return what is certainly part of the reply."""
+        if not self._longest or self._ended:
+            return "" if self._ended else text
+        self._waiting += text
+        indices = [index for stop in self._stops if (index := self._waiting.find(stop)) >= 0]
+        self._ended = bool(indices)
+        end = min(indices) if indices else max(0, len(self._waiting) - self._longest + 1)
+        passed, self._waiting = self._waiting[:end], self._waiting[end:]
+        return passed
+
 
 _BROKEN = "\ufffd"
 _PATIENCE = 8
@@ -84,7 +154,7 @@ class ReplyStream:
         decode: Callable[[Sequence[int]], str],
         special: Container[int],
         stops: Sequence[str],
-        tool_format: ToolFormat | None,
+        tool_format: str | None,
         *,
         begun: bool,
         plain: bool = False,
@@ -241,9 +311,9 @@ class _Waiting:
 class _Said:
     """Keeps back what may be a call of a tool, and the blanks before it."""
 
-    def __init__(self, tool_format: ToolFormat | None) -> None:
-        self._mark = FAMILIES[tool_format].mark if tool_format else ""
-        self._bare = FAMILIES[tool_format].bare if tool_format else ""
+    def __init__(self, tool_format: str | None) -> None:
+        self._mark = FORMATS[tool_format].mark if tool_format else ""
+        self._bare = FORMATS[tool_format].bare if tool_format else ""
         self._waiting = _Waiting()
         self._begun = False
         self._held = False

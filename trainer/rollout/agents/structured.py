@@ -36,7 +36,7 @@ STRUCTURED_FIELDS = frozenset((*_FIELDS, *_NOT_HERE, "structured_outputs"))
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RequiredForm:
     """The form that a reply must have.
 
     Attributes:
@@ -53,7 +53,7 @@ class Wanted:
     begins: tuple[str, ...] = ()
 
 
-def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted | None:
+def wanted_output(body: Mapping[str, Any], form: object, param: str) -> RequiredForm | None:
     """Return what a request wants its reply to look like; None if it sets no form.
 
     Args:
@@ -74,7 +74,7 @@ def wanted_output(body: Mapping[str, Any], form: object, param: str) -> Wanted |
     return named[0] if named else None
 
 
-def _of_format(form: object, param: str) -> Wanted | None:
+def _of_format(form: object, param: str) -> RequiredForm | None:
     """Read OpenAI's formats, and Anthropic's: their schema stands beside the type or one level below."""
     if form is None:
         return None
@@ -84,7 +84,7 @@ def _of_format(form: object, param: str) -> Wanted | None:
     if kind in (None, "text"):
         return None
     if kind == "json_object":
-        return Wanted(StructuredOutput("json", _OBJECT), param)
+        return RequiredForm(StructuredOutput("json", _OBJECT), param)
     if kind != "json_schema":
         raise unsupported(
             f"{param}: the type must be text, json_object or json_schema, not {str(kind)[:40]!r}", param
@@ -97,10 +97,10 @@ def _of_format(form: object, param: str) -> Wanted | None:
         raise invalid(f"{at}.name must be text", f"{at}.name")
     if not isinstance(holder.get("strict"), bool | None):
         raise invalid(f"{at}.strict must be true or false", f"{at}.strict")
-    return Wanted(StructuredOutput("json", _schema_text(holder["schema"], f"{at}.schema")), param)
+    return RequiredForm(StructuredOutput("json", _schema_text(holder["schema"], f"{at}.schema")), param)
 
 
-def _of_structured_outputs(value: object) -> Wanted | None:
+def _of_structured_outputs(value: object) -> RequiredForm | None:
     param = "structured_outputs"
     if value is None:
         return None
@@ -108,15 +108,15 @@ def _of_structured_outputs(value: object) -> Wanted | None:
         raise invalid(f"{param} must be an object, such as {{'json': SCHEMA}}", param)
     named = [name for name, each in value.items() if each is not None and each is not False]
     if named == ["json_object"] and value["json_object"] is True:
-        return Wanted(StructuredOutput("json", _OBJECT), param)
+        return RequiredForm(StructuredOutput("json", _OBJECT), param)
     if len(named) != 1 or named[0] not in _PARTS:
         raise unsupported(
             f"{param} must have one of {', '.join(_PARTS)} and json_object, and nothing else", param
         )
-    return Wanted(_output(_PARTS[named[0]], value[named[0]], f"{param}.{named[0]}"), param)
+    return RequiredForm(_output(_PARTS[named[0]], value[named[0]], f"{param}.{named[0]}"), param)
 
 
-def _of_field(body: Mapping[str, Any], name: str) -> Wanted | None:
+def _of_field(body: Mapping[str, Any], name: str) -> RequiredForm | None:
     value = body.get(name)
     if value is None or value == "":  # SGLang takes an empty text for none
         return None
@@ -124,7 +124,7 @@ def _of_field(body: Mapping[str, Any], name: str) -> Wanted | None:
         raise unsupported(
             f"{name} is not supported: give a JSON schema, a regular expression or a grammar", name
         )
-    return Wanted(_output(_FIELDS[name], value, name), name)
+    return RequiredForm(_output(_FIELDS[name], value, name), name)
 
 
 def _output(kind: _Kind, value: object, param: str) -> StructuredOutput:

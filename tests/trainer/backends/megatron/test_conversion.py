@@ -6,12 +6,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rollgym.trainer.backends.megatron.boxes import Block, blocks, boxes
-from rollgym.trainer.backends.megatron.conversion import Shape, Weight, places, weights_of
+from rollgym.trainer.backends.megatron.conversion import (
+    Block,
+    Shape,
+    Weight,
+    blocks,
+    boxes,
+    places,
+    weights_of,
+)
 from rollgym.trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from rollgym.trainer.backends.megatron.weights import MegatronPieces
 from rollgym.trainer.backends.rank_group import MeshShape
-from rollgym.trainer.records.boxes import Box
+from rollgym.trainer.records.pieces import Box
 from tests.support.megatron_ranks import family_head
 
 MESHES = [

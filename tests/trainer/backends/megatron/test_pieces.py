@@ -9,8 +9,7 @@ import torch
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.ranked import RankedBackend, Ranks
 from rollgym.trainer.backends.transport import RankDiedError
-from rollgym.trainer.records.checkpoint import RunState
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState
 from rollgym.trainer.records.pieces import SavedPieces
 from tests.support.forked_ranks import ForkedRanks
 from tests.support.megatron_models import DEVICE, MESHES, Made, needs_megatron

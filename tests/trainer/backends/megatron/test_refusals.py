@@ -5,12 +5,12 @@ import sys
 import pytest
 from transformers import LlamaConfig
 
-from rollgym.trainer.assembly.models import check_backend
-from rollgym.trainer.assembly.standing import mesh_shape
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.division import check_layout
+from rollgym.trainer.run.models import check_backend
+from rollgym.trainer.run.roles import mesh_shape
 from tests.support.megatron_ranks import family_head
 
 
@@ -40,7 +40,7 @@ def test_a_run_is_refused_before_it_begins(monkeypatch):
     ],
 )
 def test_what_it_does_not_do_is_refused(changes, said, monkeypatch):
-    monkeypatch.setattr("rollgym.trainer.assembly.models.find_spec", lambda name: object())
+    monkeypatch.setattr("rollgym.trainer.run.models.find_spec", lambda name: object())
     with pytest.raises(ConfigError, match=said):
         check_backend(run_with(**changes))
 

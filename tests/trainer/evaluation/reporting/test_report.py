@@ -3,13 +3,12 @@
 import html
 import json
 import re
-from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
 
 from rollgym.trainer.cli import main
-from rollgym.trainer.commands import plots
+from rollgym.trainer.evaluation.reporting import charts
 from rollgym.trainer.evaluation.reporting.charts import (
     Line,
     line_chart,
@@ -22,88 +21,8 @@ from rollgym.trainer.evaluation.reporting.episodes import keep_tokenizer, token_
 from rollgym.trainer.evaluation.reporting.live import LivePage
 from rollgym.trainer.evaluation.reporting.page import duration, render_page
 from rollgym.trainer.evaluation.reporting.run_folder import NoRunError, number, read_run
-from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
-from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.timeline import Timeline
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
-from rollgym.trainer.rollout.recorder import Recorder
-from rollgym.trainer.tasks.task import Task
-
-HOSTILE = "</script></title><img src=x onerror=alert(1)>\"'><svg onload=alert(1)> {{7*7}} \u2028 \ud800 \x00 &lt;b&gt;"
-
-
-def episode(step: int, index: int, text: str = "Right", tokens: int = 3, domain: str = "lake") -> dict:
-    """A line of episodes.jsonl."""
-    task = Task(index, "FrozenLake-v0", 7, {"size": 4}, None, domain)
-    trajectory = Trajectory(task, 1, outcome=Outcome.SOLVED, metrics={"steps": 2.0})
-    recorder = Recorder(trajectory)
-    for number_, prompt in enumerate([[1, 2, 3], [1, 2, 3, *[5] * tokens, 4]]):
-        segment = recorder.place(prompt)
-        result = GenerationResult([5] * tokens, [-0.25] * tokens, [step] * tokens, "length")
-        start, end = recorder.record(segment, result, number_)
-        turn = Turn(segment, start, end, f"board {text}", text, reward=0.5, finish_reason="length")
-        turn.advantages = [0.75 if number_ else -0.75] * tokens
-        trajectory.turns.append(turn)
-    trajectory.timeline = Timeline.from_seconds({"generate": 1.5, "environment": 0.5})
-    group = Group(index, task, step, decision="kept").as_record(0)
-    return {"step": step, "group": group, **trajectory.as_record()}
-
-
-def metrics(step: int, domain: str = "lake") -> dict:
-    """A line of metrics.jsonl that a training step wrote."""
-    parts = {
-        "generate": 1.0,
-        "environment": 2.0,
-        "verify": 0.0,
-        "wait": 0.5,
-        "train": 3.0,
-        "sync": 0.25,
-        "record": 0.25,
-    }
-    return {
-        "step": step,
-        "rollout/success": 0.125 * step,
-        "rollout/reward": 0.1,
-        "policy/entropy": None,
-        "own/number": 1.0,
-        "outcome/solved": 0.5,
-        "outcome/failed": 0.5,
-        "time/step_s": 7.0,
-        "time/outside_s": 1.0,
-        "time/tokens_per_s": 10.0,
-        **{f"time/{name}_s": value for name, value in parts.items()},
-        f"domain/{domain}/outcome/solved": 0.5,
-        f"domain/{domain}/success": 0.25,
-    }
-
-
-def evaluation_set(step: int, name: str = "held_out", value: float = 0.5) -> dict:
-    key = f"evaluate/{name}/sampled"
-    bounds = {"success_low": value - 0.1, "success_high": value + 0.1, "episodes": 50.0}
-    return {"step": step, f"{key}/success": value, **{f"{key}/{end}": bound for end, bound in bounds.items()}}
-
-
-def write_run(directory: Path, *, steps: int = 6, text: str = "Right", name: str = "a run") -> Path:
-    """A run as a trainer leaves it."""
-    directory.mkdir(exist_ok=True)
-    (directory / "config.yaml").write_text(f"name: {json.dumps(name)}\nsteps: {steps}\nenv_token: sesame\n")
-    rows = [
-        evaluation_set(0, value=0.2),
-        *(metrics(step) for step in range(1, steps + 1)),
-        evaluation_set(steps, value=0.8),
-    ]
-    (directory / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    episodes = [episode(step, step * 2 + place, text) for step in range(steps) for place in range(2)]
-    (directory / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in episodes))
-    events = [{"task": 0, "fate": "issued"}, {"task": 0, "fate": "trained", "step": 0}]
-    events += [{"task": 1, "fate": "dropped", "reason": "filter:zero_variance"}]
-    (directory / "ledger.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    return directory
-
-
-def page_of(directory: Path) -> str:
-    return render_page(read_run(directory), now=2e9)
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
+from tests.support.report_runs import HOSTILE, episode, evaluation_set, metrics, page_of, write_run
 
 
 def test_a_whole_run_is_all_on_the_page(tmp_path):
@@ -158,6 +77,16 @@ def test_what_episodes_say_is_only_text(tmp_path):
     assert page.count("</title>") == 1
     assert "{{7*7}}" in page
     assert html.escape("<img src=x onerror=alert(1)>", quote=False) in page
+
+
+@pytest.mark.parametrize("trained", ["model", "adapter"])
+def test_a_run_is_finished_until_it_goes_on_with_more_steps(tmp_path, trained):
+    run = write_run(tmp_path / "run")
+    assert read_run(run).state == "stopped"
+    (run / trained).mkdir()
+    assert read_run(run).state == "finished"
+    (run / "run.lock").write_text('{"pid": 1}')
+    assert read_run(run).state == "running"
 
 
 def test_a_run_that_is_still_written_to_is_read_as_far_as_it_goes(tmp_path):
@@ -308,10 +237,16 @@ def test_the_picture_of_constants_has_no_axis_below_zero(tmp_path, monkeypatch):
         "".join(json.dumps({"step": step, "rollout/lag_mean": 0.0}) + "\n" for step in range(3))
     )
     figures = []
-    monkeypatch.setattr(plots, "_saved", lambda figure, directory: figures.append(figure) or directory)
-    plots.plot_run(tmp_path, "constant")
+    monkeypatch.setattr(charts, "_saved", lambda figure, directory: figures.append(figure) or directory)
+    charts.plot_run(tmp_path, "constant")
     (axis,) = [axis for axis in figures[0].axes if axis.get_title() == "staleness (versions)"]
     assert axis.get_ylim() == (0.0, 1.0)
+
+
+def test_the_picture_leaves_out_what_was_not_finite(tmp_path):
+    rows = [{"step": 1, "policy/entropy": 0.5}, {"step": 2, "policy/entropy": None}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert charts.plot_run(tmp_path, "a step that was left out").stat().st_size > 1000
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.browser import Witness, running_browser
 from tests.support.processes import ROOT, running
-from tests.trainer.evaluation.reporting.test_report import HOSTILE, episode, metrics, page_of, write_run
+from tests.support.report_runs import HOSTILE, episode, metrics, page_of, write_run
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def titles(page):
 
 
 def test_episodes_are_sorted_and_filtered_from_disk_by_keyboard(tmp_path, browser):
-    run = write_run(tmp_path / "run", steps=3)
+    run = write_run(tmp_path / ("run_" * 30), steps=3)
     lines = [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
     lines[2]["outcome"] = "failed"
     (run / "episodes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -8,16 +8,15 @@ from rollgym.trainer.backends.heads import PolicyHead
 from rollgym.trainer.backends.optimizer import Schedule
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.config.optimizer import OptimizerSettings
-from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch
+from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, row_builder
 from rollgym.trainer.learn.distilling import DistillationLearner
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.learn.pipelines.rl import account_for
-from rollgym.trainer.learn.rows import row_builder
 from rollgym.trainer.learn.token_fields import TaughtFields
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.trajectory import Outcome
-from tests.support.played_groups import played_groups
+from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
 
 TRAINED = "trained"
@@ -58,7 +57,7 @@ async def booked(groups: list[Group], algorithm: dict) -> dict[str, int]:
 @pytest.mark.parametrize("in_statistics", [True, False])
 @pytest.mark.parametrize(("lost", "expected"), [(0, {TRAINED: 3}), (2, {TRAINED: 1, NONE_LEFT: 2})])
 async def test_a_group_of_which_no_episode_is_chosen_is_not_trained(in_statistics, lost, expected):
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups[:lost]:
         cut_off(group)
     episodes = {"kind": "finished", "in_statistics": in_statistics}
@@ -66,7 +65,7 @@ async def test_a_group_of_which_no_episode_is_chosen_is_not_trained(in_statistic
 
 
 async def test_a_step_of_which_no_episode_is_chosen_trains_no_group():
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     for group in groups:
         cut_off(group)
     assert await booked(groups, {"episodes": {"kind": "finished"}}) == {NONE_LEFT: 3}
@@ -79,14 +78,14 @@ def none_for_the_first_group(tokens):
 
 async def test_a_group_whose_steps_were_all_left_out_is_not_trained():
     selection = {"kind": "custom", "function": f"{__name__}:none_for_the_first_group"}
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     assert await booked(groups, {"selection": selection}) == {NOT_FINITE: 3}
     found = await booked(groups, {"selection": selection, "minibatches": 12})
     assert found == {TRAINED: 2, NOT_FINITE: 1}
 
 
 async def test_an_update_that_is_left_out_trains_no_group():
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     segment = groups[0].trajectories[0].segments[0]
     segment.behaviour_logprobs[segment.action_mask.index(True)] = float("nan")
     assert await booked(groups, {"proximal": "behaviour"}) == {NOT_FINITE: 3}
@@ -112,7 +111,7 @@ class TaughtInPart:
 
 
 async def test_a_group_that_a_teacher_says_nothing_of_is_not_trained():
-    groups = played_groups(sharp_model())
+    groups = sharp_groups()
     batch = episode_batch(groups, row_builder("trajectory"))
     learner = DistillationLearner(
         student(), TaughtInPart(), sampled=True, largest_ratio=2.0, max_skipped_steps=1

@@ -16,8 +16,7 @@ import torch
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.learn.pipelines.saving import Saver
-from rollgym.trainer.records.checkpoint import RunState, load_checkpoint
-from rollgym.trainer.records.checkpoint_store import CheckpointStore
+from rollgym.trainer.records.checkpoint import CheckpointStore, RunState, load_checkpoint
 from rollgym.trainer.records.ledger import Ledger
 from tests.support.kills import killed_at
 
@@ -62,9 +61,9 @@ class Settled:
         self.tasks.append(next_task)
 
 
-def saver(models, store, recall=None, *, asynchronous=True):
+def saver(models, store, log_replay=None, *, asynchronous=True):
     tracker = SimpleNamespace(flush=lambda: None, scores={})
-    return Saver(models, store, tracker, Ledger(), recall, asynchronous=asynchronous)
+    return Saver(models, store, tracker, Ledger(), log_replay, asynchronous=asynchronous)
 
 
 def state_of(step):
@@ -77,18 +76,20 @@ def values_of(checkpoint):
 
 
 async def test_training_goes_on_while_a_checkpoint_is_written(tmp_path):
-    models, store, recall = Counting(), Held(tmp_path), Settled()
-    saving = saver(models, store, recall)
+    models, store, log_replay = Counting(), Held(tmp_path), Settled()
+    saving = saver(models, store, log_replay)
     models.train()
     async with asyncio.timeout(PATIENCE_S):
         await saving.save(state_of(1))
         assert await asyncio.to_thread(store.reached.wait, PATIENCE_S)
         models.train()
-        assert (store.latest(), recall.tasks) == (None, []), "the log is kept until the checkpoint is whole"
+        assert (store.latest(), log_replay.tasks) == (None, []), (
+            "the log is kept until the checkpoint is whole"
+        )
         store.open.set()
         await saving.save(state_of(2))
         await saving.settled()
-    assert recall.tasks == [1, 2]
+    assert log_replay.tasks == [1, 2]
     for step in (1, 2):
         checkpoint = load_checkpoint(tmp_path / f"step_00000{step}")
         assert (checkpoint.state.step, values_of(checkpoint)) == (step, {float(step)})

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollgym.trainer.inference.errors import MalformedReplyError, RequestRefusedError, WrongWeightsError
-from rollgym.trainer.inference.server_client import ServerClient
-from rollgym.trainer.learn.weights.checksums import ChecksumCheck, as_served
-from rollgym.trainer.learn.weights.tensor_hashes import sha256_hash, tile_hash
+from rollgym.trainer.inference.server_client.client import ServerClient
+from rollgym.trainer.learn.weights.checksums import ChecksumCheck, as_served, sha256_hash, tile_hash
 from tests.support.inference_server.running import InferenceServer
 from tests.support.tiny_models import VOCABULARY, sharp_model
-from tests.trainer.learn.weights.test_weights_of_servers import backend_of, start  # noqa: F401
+from tests.support.weight_senders import backend_of
 
 _WORD = 2**32 - 1
 
@@ -59,7 +58,7 @@ def test_hashes_are_those_of_the_bytes(data):
 
 @pytest.mark.parametrize("count", [8192, 8193, 20_000])
 def test_tiles_are_added_up_and_parts_of_large_tensors_too(count, monkeypatch):
-    monkeypatch.setattr("rollgym.trainer.learn.weights.tensor_hashes._AT_ONCE", 8192)
+    monkeypatch.setattr("rollgym.trainer.learn.weights.checksums._WORDS_AT_ONCE", 8192)
     tensor = torch.arange(count, dtype=torch.float32).mul(0.37).reshape(-1, 1)
     assert tile_hash(tensor) == f"{one_word_after_the_other(tensor.numpy().tobytes()):016x}"
     assert tile_hash(tensor[1:]) == tile_hash(tensor[1:].clone())
@@ -107,7 +106,7 @@ async def checked(check, version, seed, *clients):
         for name, client in clients:
             await check(name, client)
     finally:
-        check.end()
+        await check.end()
 
 
 async def test_a_tensor_counts_once_it_was_equal():
@@ -181,7 +180,7 @@ async def test_a_server_that_tells_none_and_one_that_is_back_too_late_are_not_co
 
 
 @pytest.fixture
-async def client(start):  # noqa: F811
+async def client(start):
     with InferenceServer("sglang", model=start) as server:
         async with asyncio.timeout(60), ServerClient(server.url, "sglang", way="disk") as client:
             yield server, client
@@ -222,7 +221,7 @@ async def test_shares_of_ranks_are_no_whole_tensors(client):
 
 
 @pytest.mark.parametrize(("dialect", "release"), [("sglang", "0.5.22"), ("vllm", None)])
-async def test_others_tell_none(dialect, release, start):  # noqa: F811
+async def test_others_tell_none(dialect, release, start):
     with InferenceServer(dialect, release, model=start) as server:
         async with asyncio.timeout(60), ServerClient(server.url, dialect, way="disk") as talking:
             assert await talking.checksums() is None

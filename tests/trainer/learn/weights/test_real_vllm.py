@@ -22,19 +22,17 @@ from rollgym.trainer.config.inference import InferenceSettings, LaunchSettings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.launch import LaunchError, launched
-from rollgym.trainer.inference.pool import ServerPool
-from rollgym.trainer.inference.server_client import ServerClient
-from rollgym.trainer.inference.server_program import SERVED_NAME, ServedModel
-from rollgym.trainer.inference.server_programs import choose_ports, server_processes
+from rollgym.trainer.inference.server_client.client import ServerClient
+from rollgym.trainer.inference.server_pool.pool import ServerPool
+from rollgym.trainer.inference.servers.dialect import SERVED_NAME, ServedModel
+from rollgym.trainer.inference.servers.launch import LaunchError, choose_ports, launched, server_processes
 from rollgym.trainer.learn.weights.broadcast import TensorBroadcast
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
 from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts
 from rollgym.trainer.models.language_head import cache_argument
 from rollgym.trainer.models.lora import add_lora, is_adapter
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model, build_tiny_tokenizer
 from tests.support.vllm_gloo_engine import BACKEND, written
 
 PROGRAM = os.environ.get("ROLLGYM_VLLM", "")
@@ -184,7 +182,7 @@ async def test_whole_weights_arrive_and_are_verified(url, tmp_path, way):
 @pytest.mark.parametrize("mode", ["keep", "recompute"])
 async def test_a_reply_goes_on_with_other_weights(url, tmp_path, mode):
     async with opened(url, "disk", tmp_path) as (pool, _):
-        client = next(iter(pool._attendance)).client
+        client = next(iter(pool._servers)).client
         if not client.capabilities.spans:
             pytest.skip(f"{client.capabilities.server} does not say which version drew which token")
     async with opened(url, "disk", tmp_path, pause_mode=mode) as (pool, publisher):
@@ -230,7 +228,7 @@ async def test_two_runs_do_not_take_each_other_s_weights_for_their_own(url, tmp_
         await first.publish(backend_of(policy(1)), 1)
         await second.publish(backend_of(policy(2)), 1)
         assert set((await other.generate(request())).policy_versions) == {1}
-        client = next(iter(one._attendance)).client
+        client = next(iter(one._servers)).client
         with pytest.raises(Exception, match="somebody else updates it"):
             await client.generate(request())
         await second.publish(backend_of(policy(0)), 2)

@@ -7,27 +7,18 @@ from pathlib import Path
 import pytest
 
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
-from rollgym.trainer.inference.members import Roster
-from rollgym.trainer.inference.pool import ServerPool
-from rollgym.trainer.inference.roster import FileRoster
-from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_client.client import ServerClient
+from rollgym.trainer.inference.server_pool.members import FileRoster, Roster
+from rollgym.trainer.inference.server_pool.pool import ServerPool
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
 from rollgym.trainer.learn.weights.verification import Tolerance, WeightCheck, probe_prompts
-from rollgym.trainer.models.tokenizer import build_tiny_tokenizer
+from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
 from tests.support.tiny_models import VOCABULARY, reference_logprobs, sharp_model
-from tests.trainer.learn.weights.test_weights_of_servers import backend_of
+from tests.support.weight_senders import backend_of
 
 DIALECTS = ("vllm", "sglang")
-
-
-@pytest.fixture(scope="module")
-def start(tmp_path_factory):
-    """The model that servers are started with: another policy than any that is sent to them."""
-    layout = ModelLayout(sharp_model(9), build_tiny_tokenizer())
-    with WeightFolders(tmp_path_factory.mktemp("start"), layout) as folders:
-        yield folders.write_start(backend_of(sharp_model(9)).export())
 
 
 @pytest.fixture(scope="module", params=DIALECTS)

@@ -5,9 +5,9 @@
 
 import pytest
 
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.records.trajectory import PrefixBreak
 from tests.support.agent_libraries import LIBRARIES, adder
 from tests.support.agent_policy import (
     LoggedClient,

@@ -16,7 +16,7 @@ from tests.support.agent_policy import (
     service_of,
     tool_tokenizer,
 )
-from tests.trainer.rollout.agents.test_streaming import TellingPolicy
+from tests.support.telling_policy import TellingPolicy
 
 TOKENIZER = tool_tokenizer()
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}

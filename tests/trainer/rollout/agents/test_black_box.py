@@ -19,33 +19,19 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollgym.trainer.records.trajectory import Outcome
-from rollgym.trainer.rollout.agents import leash, runners
+from rollgym.trainer.rollout.agents import process_reaper, runners
 from rollgym.trainer.rollout.agents.black_box import open_black_box
+from rollgym.trainer.rollout.agents.http import serve_app
 from rollgym.trainer.rollout.agents.runners import AgentTask, ProgramRunner, ServiceRunner
-from rollgym.trainer.rollout.agents.serving import serve_app
-from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import EpisodePlayer
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
-from tests.support.processes import env_server
 
 TOKENIZER = tool_tokenizer()
 MAP = ["SFF", "FHF", "FFG"]
 AGENTS = str(Path(__file__).parents[3] / "support" / "black_box_agents.py")
 WINS = ["hello", "Right", "Right", "Down", "Down"]
-
-
-@pytest.fixture(scope="module")
-def url():
-    with env_server() as address:
-        yield address
-
-
-@pytest.fixture
-async def pool(url):
-    async with EnvironmentPool(url, None, "msgpack") as environments:
-        yield environments
 
 
 def program(what: str, grace_s=5.0, **variables) -> ProgramRunner:
@@ -200,7 +186,7 @@ def test_a_killed_trainer_leaves_no_agent(tmp_path):
     owner = (
         "import os,subprocess,sys,time\n"
         "held, wanted = os.pipe()\n"
-        f"subprocess.Popen([sys.executable,'-IS',{leash.__file__!r},str(held),sys.executable,'-c',sys.argv[1],"
+        f"subprocess.Popen([sys.executable,'-IS',{process_reaper.__file__!r},str(held),sys.executable,'-c',sys.argv[1],"
         "sys.argv[2]], pass_fds=(held,), start_new_session=True)\n"
         "os.close(held)\ntime.sleep(600)\n"
     )

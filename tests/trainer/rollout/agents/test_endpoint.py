@@ -8,11 +8,11 @@ import openai
 import pytest
 
 from rollgym.trainer.inference.base import SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.records.segment import PrefixBreak
+from rollgym.trainer.records.trajectory import PrefixBreak
 from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from tests.support.agent_policy import (
     LoggedClient,
     ScriptedPolicy,
@@ -21,62 +21,8 @@ from tests.support.agent_policy import (
     service_of,
     tool_tokenizer,
 )
+from tests.support.agent_talk import CALL, TOKENIZER, TOOLS, Talk, user
 from tests.support.chat_templates import tokenizer_of
-
-TOKENIZER = tool_tokenizer()
-CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "add",
-            "description": "Adds.",
-            "parameters": {
-                "type": "object",
-                "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
-            },
-        },
-    }
-]
-
-
-def user(text):
-    return {"role": "user", "content": text}
-
-
-class Talk:
-    """A running endpoint, a session, and the openai client in it."""
-
-    def __init__(self, endpoint, policy, **session):
-        self.endpoint, self.policy = endpoint, policy
-        self.key, self.session = endpoint.open(**session)
-        self.url = f"{endpoint.url}/s/{self.key}"
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
-
-    @property
-    def trajectory(self):
-        return self.session.trajectory
-
-    async def say(self, messages, **fields):
-        return await self.openai.chat.completions.create(model="policy", messages=messages, **fields)
-
-
-@pytest.fixture
-async def talk():
-    """Makes talks; all that was recorded in them is compared with the engine's log at the end."""
-    opened = []
-
-    async def make(script, *, tokenizer=TOKENIZER, gate=None, session=None, **service):
-        policy = ScriptedPolicy(tokenizer, script, gate=gate)
-        context = endpoint_of(service_of(policy, tokenizer, **service))
-        one = Talk(await context.__aenter__(), policy, **session or {})
-        opened.append((context, one))
-        return one
-
-    yield make
-    for context, one in opened:
-        await one.openai.close()
-        await context.__aexit__(None, None, None)
 
 
 async def test_a_completion_and_its_record(talk):

@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from rollgym.trainer.rollout.agents.black_box import give_posted
 from rollgym.trainer.rollout.agents.errors import ApiError

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollgym.clients.protocol.tool_calls import CALL_FORMATS, ToolCall
-from rollgym.clients.replies.formats.table import format_named
+from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.replies.formats.table import FORMATS, format_named
 from rollgym.trainer.records.trajectory import Trajectory, Turn
-from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
-from rollgym.trainer.rollout.agents.mcp import mcp_answer
+from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment, mcp_answer
 from rollgym.trainer.tasks.task import Task
 
 TOOL = {
@@ -18,7 +17,7 @@ TOOL = {
 }
 
 
-@pytest.mark.parametrize("name", CALL_FORMATS)
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("arguments", [{}, {"a": 1}, {"text": "two\nlines", "deep": {"b": [1, None]}}])
 def test_calls_are_written_as_environments_read_them(name, arguments):
     schema = {

@@ -5,7 +5,6 @@ import json
 import signal
 import socket
 import subprocess
-import sys
 import time
 from contextlib import asynccontextmanager, contextmanager
 
@@ -13,16 +12,15 @@ import httpx
 import openai
 import pytest
 
-from rollgym.trainer.commands.agent_proxy import main, opened_policy, parse
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.core.run_lock import output_lock
+from rollgym.trainer.core.run_files import WriteError, output_lock
 from rollgym.trainer.models.load import save_model
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from rollgym.trainer.records.trajectory import Outcome, Trajectory
 from rollgym.trainer.rollout.agents.endpoint import agents_app
+from rollgym.trainer.rollout.agents.http import serve_app
 from rollgym.trainer.rollout.agents.proxy import ProxySessions
-from rollgym.trainer.rollout.agents.serving import serve_app
+from rollgym.trainer.run.agent_proxy import main, opened_policy, parse
 from tests.support.agent_policy import (
     ScriptedPolicy,
     endpoint_of,
@@ -31,7 +29,7 @@ from tests.support.agent_policy import (
     tool_tokenizer,
 )
 from tests.support.inference_server.running import InferenceServer
-from tests.support.processes import ROOT
+from tests.support.processes import running, start_agent_proxy
 
 
 @pytest.fixture(scope="module")
@@ -47,18 +45,9 @@ class Proxy:
     """A running `roll-agent-proxy`."""
 
     def __init__(self, model, output):
-        command = [
-            sys.executable,
-            "-m",
-            "rollgym.trainer.commands.agent_proxy",
-            "--model",
-            str(model),
-            "--port",
-            "0",
-        ]
-        command += ["--output", str(output), "--max-new-tokens", "8"]
+        words = ["--model", str(model), "--port", "0", "--output", str(output), "--max-new-tokens", "8"]
         self.output = output
-        self.process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        self.process = start_agent_proxy(*words)
         line = self.process.stdout.readline()
         assert "serving on" in line, line
         self.url = line.split()[3].rstrip(",")
@@ -124,13 +113,14 @@ def test_a_port_in_use_is_told_in_a_line_and_loading_draws_no_bars(model, tmp_pa
             "--output",
             str(tmp_path / "out"),
         ]
-        command = [sys.executable, "-m", "rollgym.trainer.commands.agent_proxy", *words]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    (line,) = [each for each in done.stderr.splitlines() if "Warning" not in each]
+        with running(start_agent_proxy(*words, stderr=subprocess.PIPE)) as process:
+            output, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    (line,) = [each for each in errors.splitlines() if "Warning" not in each]
     assert line.startswith("roll-agent-proxy: agents: cannot listen on 127.0.0.1 port")
+    assert "name another port (0 takes a free one)" in line
     # What was never open has no episodes to tell of.
-    assert "episodes written" not in done.stdout
+    assert "episodes written" not in output
 
 
 @asynccontextmanager
@@ -196,7 +186,7 @@ def test_two_proxies_do_not_write_one_file(model, tmp_path, capfd):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--model", "no/such/folder/here"], "model.path"),
+        (["--model", "no/such/folder/here"], "--model: there is no folder no/such/folder/here"),
         (["--host", "0.0.0.0"], "set ROLLGYM_PROXY_TOKEN"),
         (["--port", "80400"], "argument --port: '80400' is no port"),
         (["--temperature", "-1"], "--temperature is from 0"),

@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import openai
 import pytest
 
-from rollgym.trainer.inference.server_client import ServerClient
+from rollgym.trainer.inference.server_client.client import ServerClient
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from tests.support.agent_talk import user
+from tests.support.called_tools import NAMED, TURN, asked, checked
+from tests.support.structured_talk import SCHEMA, TOKENIZER, Move, sampling, talk
 from tests.trainer.learn.weights.test_real_vllm import pytestmark, served  # noqa: F401 - skips without a program
-from tests.trainer.rollout.agents.test_endpoint import user
-from tests.trainer.rollout.agents.test_structured import SCHEMA, TOKENIZER, Move, sampling, talk
-from tests.trainer.rollout.agents.test_tool_choice import NAMED, TURN, asked, checked
 
 MAX_LENGTH = 1024
 _TRIES = 12

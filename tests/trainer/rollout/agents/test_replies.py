@@ -11,7 +11,6 @@ from rollgym.clients.protocol import tool_calls
 from rollgym.clients.replies.formats.calls import UnwritableCallError, read_calls
 from rollgym.clients.replies.formats.table import FORMATS, written_calls
 from rollgym.trainer.rollout.agents.replies import (
-    FAMILIES,
     Reply,
     ToolCall,
     format_of_template,
@@ -19,6 +18,8 @@ from rollgym.trainer.rollout.agents.replies import (
     schemas_of,
 )
 from rollgym.trainer.rollout.agents.streaming import ReplyStream
+
+TEMPLATE_FORMATS = FORMATS.of_templates()
 
 SCHEMAS = {"add": {"properties": {"a": {"type": "integer"}}}}
 
@@ -103,7 +104,7 @@ def test_calls_in_thinking_are_only_thought():
     assert read_reply(f"<think>{call}</think>no", "hermes") == Reply("no", call)
 
 
-@pytest.mark.parametrize("tool_format", FAMILIES)
+@pytest.mark.parametrize("tool_format", TEMPLATE_FORMATS)
 @pytest.mark.parametrize(
     "unit",
     [
@@ -187,7 +188,7 @@ def written(tool_format, arguments, content):
         raise
 
 
-@pytest.mark.parametrize("tool_format", FAMILIES)
+@pytest.mark.parametrize("tool_format", TEMPLATE_FORMATS)
 @given(arguments=CALLED_WITH, thought=st.sampled_from([None, "", "I <tool_call> it", "[TOOL_CALLS]"]))
 def test_what_a_format_writes_is_what_agents_are_given(tool_format, arguments, thought):
     text = written(tool_format, arguments, "I do.")
@@ -197,7 +198,7 @@ def test_what_a_format_writes_is_what_agents_are_given(tool_format, arguments, t
     assert [(call.name, json.loads(call.arguments)) for call in reply.calls] == [("put", arguments)]
 
 
-@pytest.mark.parametrize("tool_format", FAMILIES)
+@pytest.mark.parametrize("tool_format", TEMPLATE_FORMATS)
 @given(
     arguments=CALLED_WITH,
     content=st.sampled_from(["", "I do.", "1 < 2, [a]"]),

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.trainer.commands.train import train
 from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
-from rollgym.trainer.core.ending import Ending
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.rollout.agent import play_episode
+from rollgym.trainer.run.learning import learn
 
 AGENT = Path(__file__).parents[3] / "support" / "black_box_agents.py"
 JUST_PLAY = shlex.join([sys.executable, str(AGENT), "just-play"])
@@ -44,7 +43,7 @@ def episodes(directory):
 
 async def _trained(directory, *words):
     async with asyncio.timeout(120):
-        assert await train(settings(directory, *words), Ending()) == 0
+        assert await learn(settings(directory, *words), "train") == 0
     return episodes(directory)
 
 

@@ -26,11 +26,10 @@ from rollgym.trainer.rollout.agents.sandboxed import (
     open_agent_sandbox,
     shown_paths,
 )
-from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import EpisodePlayer
 from rollgym.trainer.tasks.task import Task
 from tests.support.agent_policy import ScriptedPolicy, assert_recorded, service_of, tool_tokenizer
-from tests.support.processes import ROOT, env_server
+from tests.support.processes import ROOT
 
 TOKENIZER = tool_tokenizer()
 MAP = ["SFF", "FHF", "FFG"]
@@ -60,18 +59,6 @@ def has_compiled_packages_of(python):
     """Whether it can import what is compiled for the Python that runs the tests."""
     asked = "import sys; print(sys.version_info[:2])"
     return subprocess.check_output([python, "-c", asked], text=True).strip() == str(sys.version_info[:2])
-
-
-@pytest.fixture(scope="module")
-def url():
-    with env_server() as address:
-        yield address
-
-
-@pytest.fixture
-async def pool(url):
-    async with EnvironmentPool(url, None, "msgpack") as environments:
-        yield environments
 
 
 @asynccontextmanager

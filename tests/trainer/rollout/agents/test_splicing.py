@@ -7,12 +7,12 @@ from rollgym.trainer.rollout.agents.replies import read_reply
 from rollgym.trainer.rollout.agents.splicing import (
     Conversation,
     Found,
-    ReplyBook,
+    ReplyIndex,
     SampledReply,
     SplicingRenderer,
     message_of,
 )
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from tests.support.agent_policy import tool_tokenizer
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 
@@ -31,7 +31,7 @@ class Talk:
         self.tokenizer = tokenizer
         self.renderer = ChatRenderer(tokenizer)
         self.splicing = SplicingRenderer(self.renderer)
-        self.book = ReplyBook()
+        self.book = ReplyIndex()
         self.tools = list(tools)
         self.stored = ()
 

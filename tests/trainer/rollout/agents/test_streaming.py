@@ -10,24 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
-from rollgym.trainer.inference.torch_engine import TorchEngine
+from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from rollgym.trainer.rollout.agents.answers import Answer
 from rollgym.trainer.rollout.agents.calls import AgentCall
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks
-from rollgym.trainer.rollout.agents.replies import FAMILIES, Reply, read_reply
-from rollgym.trainer.rollout.agents.stops import stopped
-from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream, TextStream
-from rollgym.trainer.rollout.rendering import ChatRenderer
+from rollgym.trainer.rollout.agents.replies import Reply, read_reply
+from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream, TextStream, stopped
+from rollgym.trainer.rollout.prompts import ChatRenderer
 from tests.support.agent_policy import (
-    ScriptedPolicy,
     assert_recorded,
     endpoint_of,
     service_of,
     tool_tokenizer,
 )
 from tests.support.chat_templates import tokenizer_of
+from tests.support.telling_policy import TellingPolicy
+
+TEMPLATE_FORMATS = FORMATS.of_templates()
 
 TOKENIZER = tool_tokenizer()
 RENDERER = ChatRenderer(TOKENIZER)
@@ -83,7 +85,7 @@ def streamed(ids, tool_format, stops, begun, cuts):
 
 @given(
     pieces=st.lists(st.sampled_from(PIECES), max_size=8),
-    tool_format=st.sampled_from([None, *FAMILIES]),
+    tool_format=st.sampled_from([None, *TEMPLATE_FORMATS]),
     stops=st.sampled_from([(), ("STOP",), ("STOP", "T"), ("\n", "hello Y")]),
     begun=st.booleans(),
     step=st.integers(1, 5),
@@ -137,31 +139,6 @@ def test_a_reply_of_one_thing_costs_time_in_proportion(unit):
     seconds(100)
     small, large = seconds(1_000), seconds(8_000)
     assert large < 0.1 or large < 24 * small
-
-
-# -- over the wire -----------------------------------------------------------------------------------------------------
-
-
-class TellingPolicy(ScriptedPolicy):
-    """Tells its tokens one by one; before the last ones it waits for a gate."""
-
-    async def generate(self, request):
-        gate, self._gate = self._gate, None
-        try:
-            result = await super().generate(request)
-        finally:
-            self._gate = gate
-        try:
-            for place, each in enumerate(result.token_ids):
-                if gate is not None and place == len(result.token_ids) - 2:
-                    await gate.wait()
-                if request.on_tokens is not None:
-                    request.on_tokens([each])
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            self.log.calls.pop()
-            raise
-        return result
 
 
 @pytest.fixture

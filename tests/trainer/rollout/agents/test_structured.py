@@ -1,84 +1,23 @@
 """What agents say that replies must look like, by the libraries of OpenAI and Anthropic, against a real engine."""
 
 import json
-from contextlib import asynccontextmanager
-from typing import Literal
 
-import anthropic
 import httpx
 import openai
 import pytest
-from pydantic import BaseModel
 
-from rollgym.trainer.inference.base import SamplingParams, StructuredOutput
-from rollgym.trainer.inference.torch_engine import TorchEngine
-from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
+from rollgym.trainer.inference.base import StructuredOutput
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.structured import wanted_output
-from rollgym.trainer.rollout.rendering import ChatRenderer
 from tests.support.agent_policy import (
-    LoggedClient,
     ScriptedPolicy,
-    assert_recorded,
     endpoint_of,
     service_of,
     tool_tokenizer,
 )
-from tests.trainer.rollout.agents.test_endpoint import TOOLS, user
-
-TOKENIZER = tool_tokenizer()
-SCHEMA = {
-    "type": "object",
-    "properties": {"move": {"enum": ["Left", "Right"]}, "sure": {"type": "boolean"}},
-    "required": ["move", "sure"],
-    "additionalProperties": False,
-}
-FORMAT = {"type": "json_schema", "json_schema": {"name": "move", "strict": True, "schema": SCHEMA}}
-
-
-class Move(BaseModel):
-    move: Literal["Left", "Right"]
-    sure: bool
-
-
-class Talk:
-    def __init__(self, endpoint, client):
-        key, self.session = endpoint.open()
-        self.log, self.url = client.log, f"{endpoint.url}/s/{key}"
-        self.openai = openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="any", max_retries=0)
-        self.anthropic = anthropic.AsyncAnthropic(base_url=self.url, api_key="any", max_retries=0)
-
-    async def say(self, **fields):
-        return await self.openai.chat.completions.create(
-            model="policy", messages=[user("Where to?")], **fields
-        )
-
-
-@asynccontextmanager
-async def talk(client, **service):
-    logged = client if isinstance(client, ScriptedPolicy) else LoggedClient(client)
-    async with endpoint_of(service_of(logged, TOKENIZER, **service)) as endpoint:
-        one = Talk(endpoint, logged)
-        yield one
-        await one.openai.close()
-        await one.anthropic.close()
-    assert_recorded(one.session.trajectory, one.log)
-
-
-@pytest.fixture
-async def engine():
-    pytest.importorskip("llguidance")
-    shape = TinyPolicySettings(len(TOKENIZER), hidden_size=16, layers=1, heads=2, max_length=1024)
-    async with TorchEngine(
-        build_tiny_model(shape, 0), max_rows=8, max_length=1024, tokenizer=TOKENIZER
-    ) as running:
-        yield running
-
-
-def sampling(**changes):
-    ends = ChatRenderer(TOKENIZER).stop_token_ids
-    return {"sampling": SamplingParams(400, stop_token_ids=ends, **changes), "max_length": 1024}
+from tests.support.agent_talk import TOOLS, user
+from tests.support.structured_talk import FORMAT, SCHEMA, TOKENIZER, Move, Talk, sampling, talk
 
 
 @pytest.mark.parametrize("wishes", ["run", "agent"])

@@ -12,9 +12,7 @@ from tests.support.agent_policy import (
     service_of,
     tool_tokenizer,
 )
-from tests.trainer.rollout.agents.test_endpoint import TOOLS, talk, user
-
-__all__ = ["talk"]
+from tests.support.agent_talk import TOOLS, user
 
 # As SmolLM2's: it knows no tools, and writes any role.
 WITHOUT_TOOLS = (

@@ -1,1 +1,0 @@
-"""Recorders of other trainers' functions, and what of ours stands beside each."""

@@ -1,1 +1,0 @@
-"""Reading requests and encoding answers, with no transport and no state; from `gateway` and `peers` up all enter."""

@@ -1,1 +1,0 @@
-"""The other I/O processes of one server, and how they call each other; `operations` enters."""

@@ -1,1 +1,0 @@
-"""Builds the parts of a run from its settings; `evaluation` and `commands` enter."""

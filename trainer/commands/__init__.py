@@ -1,1 +1,0 @@
-"""The commands of `roll-train`: train, play episodes, evaluate; the command line enters, and `rollgym.train`."""

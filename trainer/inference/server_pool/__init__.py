@@ -1,0 +1,1 @@
+"""Several inference servers as one client; who makes clients enters."""
