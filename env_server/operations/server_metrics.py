@@ -246,8 +246,7 @@ _EPISODES = (
         "Sessions ended",
         lambda server: server.metrics.sessions_ended,
         ("reason",),
-        "`closed`, `evicted`, `lost`, `replay_diverged`; where gateways share a journal, each that had the session "
-        "counts it, so that their sum may be larger than the number of sessions",
+        "`closed`, `evicted`, `lost`, `replay_diverged`",
     ),
     _Declared("rollgym_steps", "counter", "Steps taken", lambda server: server.metrics.steps, ("env_id",)),
     _Declared(
@@ -268,8 +267,7 @@ _EPISODES = (
         lambda server: server.metrics.episodes,
         ("env_id", "outcome"),
         "episodes ended: `success` (by the last info), else `terminated` or `truncated`; `error` if the environment "
-        "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled; where gateways share "
-        "a journal, each that had the session counts an episode that ended with it, and one counts any other",
+        "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled",
     ),
     _Declared(
         "rollgym_verdicts",
