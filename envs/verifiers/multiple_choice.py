@@ -57,7 +57,7 @@ _REASONED = re.compile(r"[(\[*]{0,3}(?P<letter>[A-J])[)\]*]{0,3}[.,:;]?\s+(?:bec
 # Where a reason may begin behind an option's line: "B) Paris. It is ..." and "B) Paris, because ...".
 _REASON_BEGINS = re.compile(r"[.;](?=[*_\s])|,?\s++(?:because|since)\b")
 # "Paris (B)", and what is said of a line that is right.
-_LETTER_BEHIND = re.compile(r"(?P<text>[^\n]{1,200}?)\s*[(\[](?P<letter>[A-J])[)\]][.!*\s]*")
+_LETTER_BEHIND = re.compile(r"(?P<text>[^\n]{1,200}?)(?<!\s)\s*+[(\[](?P<letter>[A-J])[)\]][.!*\s]*")
 _IS_RIGHT = re.compile(
     r"(?<!\s)\s++(?:is|must\s++be)\s++(?:the\s++)?(?:correct|right)(?:\s++(?:answer|option|choice|one))?[.!]?\s*+\Z",
     re.IGNORECASE,
