@@ -25,8 +25,8 @@ _SHORT_PHRASE = re.compile(r"^[^\S\n]*+(?:\*\*)?A:", re.MULTILINE)
 _SENTENCE_END = re.compile(r"[.!?](?=\s|$)|[\n。]|,?\s(?:because|since|which)\b")
 _PERCENT_SIGN = re.compile(r"\s*(?:\\?%|percent(?:age)?\b|pct\b)")
 _ASKED = re.compile(r"[ \t]*+[^?\n\s](?:[^?.!\n]|\.(?=\d)){0,80}\?(?=\s|$)(?!\s*\Z)")
-# "The answer is 5. Wait, it is 6.": what is taken back at once is not an answer. A run of blanks is looked at as a whole,
-# and not again for each way of dividing it.
+# "The answer is 5. Wait, it is 6.": what is taken back at once is not an answer. A run of blanks is looked at as a
+# whole, and not again for each way of dividing it.
 _TAKEN_BACK = re.compile(
     r"[ \t]*+(?:[^.?!\n]|\.(?=\d)){1,80}?(?:[.!]\s++|,\s*+|(?<!\s)\s++[–—-]++\s*+|\s\()"
     r"(?:wait|no(?=\s*[,.!:;–—]|\s+it\b)|actually|sorry|oops|scratch\s+that|correction|wrong|incorrect)\b",
