@@ -377,16 +377,25 @@ async def test_a_second_call_beside_a_running_one_is_told_so(plain: Server) -> N
         assert "another call is running" in refused["error"]
 
 
-async def test_a_session_that_is_deleted_ends_its_call(plain: Server) -> None:
-    async with ors(plain, "SlowCount") as client:
-        body = {"name": "step", "input": {"action": "sleep 15"}}
-        calling = asyncio.create_task(client.ask("POST", "/call", body))
-        async with asyncio.timeout(20), plain.http() as http:
-            (session,) = await open_sessions(plain)
-            while (
-                await http.post(f"/v1/sessions/{session['session_id']}/step", json={"action": "b"})
-            ).status_code != 409:
+async def running_call(plain: Server, client: Ors, action: str) -> asyncio.Task[httpx.Response]:
+    """Return a call that the environment is busy with."""
+    (session,) = await open_sessions(plain)
+    async with plain.http() as http:
+        while True:
+            body = {"name": "step", "input": {"action": action}}
+            calling = asyncio.create_task(client.ask("POST", "/call", body))
+            # A step that comes before the call is taken, and has the call refused if it meets it.
+            while not calling.done():
+                step = await http.post(f"/v1/sessions/{session['session_id']}/step", json={"action": "b"})
+                if step.status_code == 409 and step.json()["code"] == "busy":
+                    return calling
                 await asyncio.sleep(0.02)
+
+
+async def test_a_session_that_is_deleted_ends_its_call(plain: Server) -> None:
+    async with ors(plain, "SlowCount", {"task_spec": {"seed": 1, "kwargs": {"length": 100}}}) as client:
+        async with asyncio.timeout(20):
+            calling = await running_call(plain, client, "sleep 15")
         await client.ask("POST", "/delete")
         events = read_events((await calling).text)
         assert (events[-1][0], "gone" in events[-1][1]) == ("error", True)

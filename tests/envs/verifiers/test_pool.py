@@ -14,6 +14,13 @@ from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, Pool
 from rollgym.envs.verifiers.symbolic import SymbolicComparison
 
 TARGET = "tests.support.pooled:act"
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(autouse=True)
+def tests_can_be_imported(monkeypatch):
+    """By the processes of a pool, also when `pytest` was started as a command, which leaves the folder out."""
+    monkeypatch.syspath_prepend(str(ROOT))
 
 
 @pytest.fixture

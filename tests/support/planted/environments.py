@@ -379,7 +379,8 @@ class BroodsAtReset(Sums):
         super().draw()
         if self.round == 0 and self.one % 3 == 0:
             begun = time.process_time()
-            while time.process_time() - begun < 0.15:
+            # So long that a machine at a tenth of its speed would not excuse it.
+            while time.process_time() - begun < 0.6:
                 self.one += 0
 
 
@@ -392,4 +393,4 @@ class SleepsAtReset(Sums):
     def draw(self) -> None:
         super().draw()
         if self.round == 0 and self.one % 3 == 0:
-            time.sleep(0.15)
+            time.sleep(0.6)
