@@ -1,5 +1,7 @@
 """The site of the documentation is whole, works from disk and on a phone, and fetches nothing from elsewhere."""
 
+import fcntl
+import os
 import re
 import runpy
 import subprocess
@@ -17,12 +19,20 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built site; a link, an anchor or a name of the API that leads nowhere fails the build."""
-    folder = tmp_path_factory.mktemp("site")
+    """The built site, one for all workers; a link, an anchor or a name that leads nowhere fails the build."""
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder, built = base / "site", base / "site.built"
     # Not with --quiet: it keeps warnings from --strict, too.
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    with (base / "site.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            ended = subprocess.run(
+                command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+            )
+            assert ended.returncode == 0, ended.stdout + ended.stderr
+            built.touch()
     return folder
 
 
