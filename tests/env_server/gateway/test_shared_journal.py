@@ -472,7 +472,8 @@ async def test_a_fail_over_loses_nothing_that_was_answered(
             place.mkdir()
             follows = ("--replicaof", "127.0.0.1", str(replica.port))
             with RedisServer(place, *follows), ServerProcess(node):
-                await whole_at([other], 1)
+                # The one that is gone counts for a minute.
+                await whole_at([other], 2)
                 await patiently(player, "3", url=other.url)
                 await patiently(player, "4", url=other.url)
                 direct = await undisturbed(other.url, 0, ["0", "1", "2", "3", "4"], risk=0.0)
