@@ -8,7 +8,7 @@ TRAIN_STAMP := $(VENV)/.installed-train
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install train reproduce test test-slow test-lowest coverage format drawings docs lint types pyright contracts check clean
+.PHONY: help install train reproduce test test-slow test-exhaustive test-lowest coverage format drawings docs lint types pyright contracts check clean
 
 help:
 	@echo "make install    a virtual environment in .venv with all that the tests need; they begin with it"
@@ -16,6 +16,7 @@ help:
 	@echo "make reproduce  the same with three seeds"
 	@echo "make test       all tests but those that take long"
 	@echo "make test-slow  those: ranks and clusters, kills, most audits, measurements of memory, the site of the documentation"
+	@echo "make test-exhaustive  more combinations of what those look at; every night"
 	@echo "make test-lowest  tests of the serving half with the oldest releases of dependencies that pyproject.toml allows"
 	@echo "make check      lint, types and import contracts"
 	@echo "make pyright    the types of the public face, the clients and the examples, as users' editors see them"
@@ -60,7 +61,10 @@ test: $(STAMP)
 SLOW = $(shell grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 test-slow: $(STAMP)
-	ROLLGYM_CI_STEP='make test-slow' $(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not four_processes' $(SLOW)
+	ROLLGYM_CI_STEP='make test-slow' $(BIN)/python -m pytest -n auto --dist worksteal -m 'slow and not exhaustive and not four_processes' $(SLOW)
+
+test-exhaustive: $(STAMP)
+	ROLLGYM_CI_STEP='make test-exhaustive' $(BIN)/python -m pytest -n auto --dist worksteal -m 'exhaustive and not four_processes' $(SLOW)
 
 # torch stays as the constraints have it: its oldest builds are gigabytes of CUDA.
 LOWEST := .venv-lowest

@@ -46,7 +46,7 @@ def test_a_few_kills_of_gateways_and_nodes_lose_no_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replicas", ["0", "1"])
+@pytest.mark.parametrize("replicas", [pytest.param("0", marks=pytest.mark.exhaustive), "1"])
 def test_a_journal_that_fails_over_makes_no_answer_another_one(tmp_path: Path, replicas: str) -> None:
     program()
     out = tmp_path / "soak.json"

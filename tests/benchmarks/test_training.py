@@ -95,6 +95,7 @@ def test_a_record_of_a_gpu_becomes_a_table(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_cases_of_one_gpu_run_where_there_is_none(tmp_path):
     output = tmp_path / "one_gpu.json"
     script = ROOT / "benchmarks" / "training" / "one_gpu.py"

@@ -55,15 +55,15 @@ CASES = {
 # takes a fraction of a second; what matters of them is asked in their own tests.
 SLOW = frozenset({"Judge-v0", "Code-v0", "CodeTests-v0", "PythonRepl-v0", "Shell-v0"})
 
-# Those of each kind that are audited with every change; the others take as long again, and are among the slow tests.
-OFTEN = frozenset(
+# Games like others that are audited.
+SELDOM = frozenset(
     {
-        *("FrozenLake-v0", "ToolUse-v0", "Blackjack-v0"),
-        *("Arithmetic-v0", "InstructionFollowing-v0", "Format-v0"),
+        *("Bandit-v0", "Countdown-v0", "GuessNumber-v0", "Mastermind-v0", "Maze-v0"),
+        *("Game2048-v0", "Minesweeper-v0", "TowerOfHanoi-v0"),
     }
 )
 BUILT_IN = [
-    pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+    pytest.param(name, marks=pytest.mark.exhaustive if name in SELDOM else ())
     for name in sorted(ENVIRONMENTS.keys() - SLOW)
 ]
 

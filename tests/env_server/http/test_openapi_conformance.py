@@ -106,6 +106,7 @@ def test_a_server(token_file: tuple[Path, str], tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_gateway(token_file: tuple[Path, str], tmp_path: Path) -> None:
     file, token = token_file
     arguments = ("--gateway", "--allow-network", "loopback", "--token-file", str(file))

@@ -141,6 +141,7 @@ print(counters["inductor"]["fxgraph_cache_hit"], counters["inductor"]["fxgraph_c
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_compiled_is_found_by_the_next_run(tmp_path):
     """It is kept in the user's cache, and not among temporary files."""
     if shutil.which("g++") is None and shutil.which("clang++") is None:

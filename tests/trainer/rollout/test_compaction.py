@@ -314,6 +314,7 @@ def test_a_run_trains_summaries_and_its_records_are_played_and_replayed(tmp_path
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_deterministic_runs_with_summaries_are_equal_and_killed(tmp_path, url):
     (tmp_path / "run.yaml").write_text(CONFIG)
     reward = f"rollout.reward={__name__}:members_differ"

@@ -78,9 +78,12 @@ def goes_on(ranks, first, then, folder, family="qwen3", optimizer=ADAM, role="po
     ("first", "then", "options"),
     [
         ("tensor", "data", {}),
-        ("tensor", "data", {"optimizer": settings_of(kind="sgd"), "dtype": torch.bfloat16}),
+        pytest.param(
+            *("tensor", "data", {"optimizer": settings_of(kind="sgd"), "dtype": torch.bfloat16}),
+            marks=pytest.mark.exhaustive,
+        ),
         ("data", "tensor", {"dtype": torch.bfloat16}),
-        ("experts", "tensor", {"family": "qwen3_moe"}),
+        pytest.param("experts", "tensor", {"family": "qwen3_moe"}, marks=pytest.mark.exhaustive),
         ("stages", "context", {"family": "qwen2", "role": "critic"}),
     ],
     ids=["tensor", "sgd_bf16", "data_bf16", "experts", "stages"],

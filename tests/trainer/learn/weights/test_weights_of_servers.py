@@ -419,7 +419,12 @@ async def test_a_broadcast_that_waits_for_who_is_gone_is_ended_with_its_update()
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("ending", "dialect"), [("kill", "vllm"), ("kill", "sglang"), ("stand_still", "vllm")]
+    ("ending", "dialect"),
+    [
+        pytest.param("kill", "vllm", marks=pytest.mark.exhaustive),
+        ("kill", "sglang"),
+        ("stand_still", "vllm"),
+    ],
 )
 async def test_a_server_that_ends_in_the_middle_of_a_broadcast_takes_nobody_with_it(
     start, tmp_path, ending, dialect
