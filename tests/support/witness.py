@@ -95,7 +95,10 @@ def watch(port: int, token: str, pids: list[int]) -> Waited:
     """Step until the input ends."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_PATIENCE_S)
     body = {"env_id": "Inline", "reset": {"seed": 1}, "kwargs": {"length": 10**6}, "idle_timeout_s": 20}
-    path = f"/v1/sessions/{_ask(connection, token, '/v1/sessions', body)['session_id']}"
+    while "session_id" not in (session := _ask(connection, token, "/v1/sessions", body)):
+        # The server is still behind with what came before.
+        time.sleep(_PAUSE_S)
+    path = f"/v1/sessions/{session['session_id']}"
     waited = Waited()
     print("ready", flush=True)
     while not select.select([sys.stdin], [], [], _PAUSE_S)[0]:
