@@ -26,7 +26,13 @@ from rollgym.env_server.common.negotiation import (
 from rollgym.env_server.common.overload import Arrivals, QueueDelay
 from rollgym.env_server.common.requests import FrameId, as_problem, bad_frame, frame_id, invalid, sendable
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
+from rollgym.env_server.http.transport.write_coalescing import (
+    AWAITS_TOKEN,
+    EXCHANGE,
+    MORE,
+    TRUSTED,
+    FrameExchange,
+)
 from rollgym.env_server.operations.operations import SOCKET_OPS, unknown_op
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
@@ -79,9 +85,9 @@ async def _serve_accepted(
         if slot.caller is None:
             await _identify(services, slot, receive, send, binary=binary)
         if slot.caller is not None:
-            arrivals = scope.get("extensions", {}).get(ARRIVALS)
+            exchange = scope.get("extensions", {}).get(EXCHANGE)
             socket = Socket(
-                services, slot, receive, send, binary=binary, traceparent=traceparent, arrivals=arrivals
+                services, slot, receive, send, binary=binary, traceparent=traceparent, exchange=exchange
             )
             await socket.serve()
     except OSError:
@@ -168,7 +174,7 @@ class Socket:
         *,
         binary: bool,
         traceparent: str | None = None,
-        arrivals: Arrivals | None = None,
+        exchange: FrameExchange | None = None,
     ) -> None:
         assert slot.caller is not None
         self._services = services
@@ -186,16 +192,19 @@ class Socket:
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
         self._overload = services.overload
-        if arrivals is None:
+        if exchange is None:
             # Another server than ours has the connection, and does not say when frames came.
-            arrivals = Arrivals(int)
-            arrivals.since = math.inf
-        arrivals.follow(services.overload)
-        self._arrivals = arrivals
+            exchange = FrameExchange(Arrivals(int), lambda content, binary: None)
+            exchange.arrivals.since = math.inf
+        exchange.arrivals.follow(services.overload)
+        self._exchange = exchange
         self._delay = QueueDelay(services.overload.limit_s)
         name = name_socket(services.rank)
         self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
         self._in_flight: set[FrameId] = set()
+        # Whether nothing is done but waiting for the next frame.
+        self._is_idle = False
+        self._was_late = False
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -205,45 +214,71 @@ class Socket:
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
-        arrivals, in_flight, most = self._arrivals, self._in_flight, self._max_in_flight
-        late_s, was_late, admissions = self._overload.late_s, False, self._services.admissions
+        arrivals, in_flight, most = self._exchange.arrivals, self._in_flight, self._max_in_flight
+        late_s, admissions = self._overload.late_s, self._services.admissions
         slot.on_change = self._changed
         self._services.unanswered.attend(self._give_up)
+        self._exchange.take = self._take_at_once
         try:
             while True:
+                self._is_idle = True
                 message = await receive()
+                self._is_idle = False
                 if message["type"] != "websocket.receive" or slot.revoked:
                     return
+                while (beginning := self._beginning) is not None:
+                    self._beginning = None
+                    await asyncio.wait((beginning,))
                 text = message.get("text")
                 if not admissions.are_open():
                     # Frames that are here already are received, and their answers sent, without the loop's going on.
                     await admissions.turn()
                 taken = admissions.admitted_at
                 waited = taken - arrivals.since
-                if waited >= late_s or was_late or len(in_flight) >= most:
+                if waited >= late_s or self._was_late or len(in_flight) >= most:
                     self._look_at_delay(waited, taken)
-                    was_late = waited >= late_s or bool(self._context.waited_s)
+                    self._was_late = waited >= late_s or bool(self._context.waited_s)
                 content = self._take(message["bytes"] if text is None else text)
-                while (beginning := self._beginning) is not None:
-                    self._beginning = None
-                    await asyncio.wait((beginning,))
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
                 elif len(in_flight) >= most:
                     await self._wait_for_room()
         finally:
+            self._exchange.take = None
             slot.on_change = None
             self._services.unanswered.dismiss(self._give_up)
             self._dropped = True
             self._services.socket_dropped(self._context)
+
+    def _take_at_once(self, data: str | bytes) -> bool:
+        """Handle a frame within the read that it came in, if nothing is before it and nothing is late.
+
+        The last place in flight is left to a frame in line, so that the socket waits for room behind it.
+        """
+        admissions = self._services.admissions
+        if (
+            not self._is_idle
+            or self._was_late
+            or self._beginning is not None
+            or self._slot.revoked
+            or len(self._in_flight) + 1 >= self._max_in_flight
+            or not admissions.are_open()
+            or admissions.admitted_at - self._exchange.arrivals.since >= self._overload.late_s
+        ):
+            return False
+        content = self._take(data)
+        if content is not None:
+            self._metrics.socket_sent += len(content)
+            self._exchange.write(content, self._binary)
+        return True
 
     def _look_at_delay(self, waited: float, now: float) -> None:
         """Note whether the frame that is taken now has waited for too long, for the loop or for others' answers."""
         overload = self._overload
         is_refused = self._delay.is_late(waited, now) or (overload.is_behind and waited >= overload.late_s)
         if waited >= overload.late_s:
-            is_refused = overload.is_queue(self._arrivals.waiting()) and is_refused
+            is_refused = overload.is_queue(self._exchange.arrivals.waiting()) and is_refused
         if len(self._in_flight) >= self._max_in_flight:
             self._context.waited_s = max(waited, overload.limit_s)
         else:
