@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import csv
 import hashlib
 import json
 import re
@@ -11,8 +12,9 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import partial
-from importlib.metadata import Distribution, PackagePath, distributions
+from importlib.metadata import Distribution, distributions
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from rollgym.clients.checks.report import Finding, Status
@@ -28,6 +30,23 @@ print(json.dumps(spec and [spec.origin, list(spec.submodule_search_locations or 
 """
 _CHILD_TIMEOUT_S = 60.0
 _SHOWN = 3
+
+
+class _RecordedFile(NamedTuple):
+    """A file of an installer's list.
+
+    Attributes:
+        name: Its name there.
+        path: Where it is.
+        digest: The kind of its digest, an equals sign and the digest; empty if it has none.
+    """
+
+    name: str
+    path: Path
+    digest: str
+
+    def __str__(self) -> str:
+        return self.name
 
 
 def check_imports(home: Path = HOME, path: list[str] | None = None) -> Iterator[Finding]:
@@ -188,12 +207,12 @@ def _others_inside(found: Iterable[Distribution]) -> Iterator[Finding]:
 
 def _check_files(distribution: Distribution, home: Path) -> Iterator[Finding]:
     """Compare the files with the list that the installer wrote."""
-    files = distribution.files or []
+    files = _recorded(distribution)
     # A removed module's bytecode is of no consequence, and each interpreter writes its own.
-    listed = [each for each in files if each.suffix != ".pyc"]
-    missing = [each for each in listed if not Path(str(each.locate())).is_file()]
+    listed = [each for each in files if each.path.suffix != ".pyc"]
+    missing = [each for each in listed if not each.path.is_file()]
     changed = [each for each in listed if each not in missing and _has_changed(each)]
-    known = {Path(str(each.locate())).resolve() for each in files}
+    known = {each.path.resolve() for each in files}
     strange = (
         []
         if _editable_tree(distribution)
@@ -214,12 +233,21 @@ def _check_files(distribution: Distribution, home: Path) -> Iterator[Finding]:
         yield Finding("installation", Status.PASS, f"{_place(distribution)}, {len(listed)} files")
 
 
-def _has_changed(file: PackagePath) -> bool:
-    if file.hash is None or file.hash.mode not in hashlib.algorithms_guaranteed:
+def _recorded(distribution: Distribution) -> list[_RecordedFile]:
+    """The installer's list. `Distribution.files` leaves out what is missing since Python 3.12."""
+    rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
+    return [
+        _RecordedFile(name, Path(str(distribution.locate_file(name))), digest) for name, digest, _ in rows
+    ]
+
+
+def _has_changed(file: _RecordedFile) -> bool:
+    mode, _, expected = file.digest.partition("=")
+    if mode not in hashlib.algorithms_guaranteed:
         return False
-    with Path(str(file.locate())).open("rb") as content:
-        digest = hashlib.file_digest(content, partial(hashlib.new, file.hash.mode)).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value
+    with file.path.open("rb") as content:
+        digest = hashlib.file_digest(content, partial(hashlib.new, mode)).digest()
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != expected
 
 
 def _is_same(one: Path, other: Path) -> bool:

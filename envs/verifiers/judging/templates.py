@@ -1,7 +1,7 @@
 """Templates: what a judge is asked, as data, and how its reply is read: strictly, and at its end alone."""
 
+import contextlib
 import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.clients.replies.marks import ANSWER_WITHIN
 from rollgym.clients.replies.thinking import strip_thinking
@@ -143,19 +144,14 @@ Reading = Annotated[
 def _last_object(reply: str) -> dict[str, Any]:
     """Return the JSON object that a reply ends in, fenced or not."""
     text = strip_thinking(reply, ANSWER_WITHIN).strip().removesuffix("```").rstrip()
-    decoder = json.JSONDecoder()
     start = text.find("{")
     for _ in range(_MOST_OBJECTS):
         if start < 0:
             break
-        try:
-            value, end = decoder.raw_decode(text, start)
-        except (ValueError, RecursionError):
-            start = text.find("{", start + 1)
-            continue
-        if end == len(text) and isinstance(value, dict):
-            return value
-        start = text.find("{", end)
+        with contextlib.suppress(ValueError):
+            found: dict[str, Any] = read_json(text[start:])
+            return found
+        start = text.find("{", start + 1)
     raise UnreadableVerdictError(reply)
 
 

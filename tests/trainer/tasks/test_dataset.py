@@ -346,7 +346,7 @@ def test_integers_that_the_wire_does_not_take_are_refused_with_their_line(tmp_pa
 def test_deep_nesting_beside_a_long_integer_is_refused_with_its_line(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"a": {"[" * 1000}{"1" * 19}{"]" * 1000}}}\n')
-    with pytest.raises(ConfigError, match="line 1: it is nested too deep"):
+    with pytest.raises(ConfigError, match=r"line 1: .* nested (too|more than 200) deep"):
         streams(path, verifier="QA-v0")
 
 
