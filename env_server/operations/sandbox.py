@@ -358,7 +358,9 @@ class InteractiveSession:
         self._start = start
         self._threads = threads
         self._closed = closed
-        self._turn = threading.Lock()
+        # Set once what was asked last is done. A lock would let whoever comes first go first, and not who asked first.
+        self._last_done = threading.Event()
+        self._last_done.set()
         self._session: SandboxSession | None = None
         self._ended = False
         self._under_way: set[asyncio.Future[Any]] = set()
@@ -423,9 +425,15 @@ class InteractiveSession:
         return await asyncio.shield(running)
 
     def _in_thread(self, call: Callable[[], _T]) -> "asyncio.Future[_T]":
+        before, done = self._last_done, threading.Event()
+        self._last_done = done
+
         def in_turn() -> _T:
-            with self._turn:
+            before.wait()
+            try:
                 return call()
+            finally:
+                done.set()
 
         return asyncio.get_running_loop().run_in_executor(self._threads, in_turn)
 

@@ -184,11 +184,17 @@ def test_what_is_no_written_value_is_refused(data):
 )
 def test_members_whose_hashes_were_chosen_cost_little(form):
     members = [{"integer": hex(number * (2**61 - 1))} for number in range(1, 20_000)]
-    begun = process_time()
-    with pytest.raises(ValueRefusedError, match="of one hash"):
-        build(form(members))
+    spent = []
+    # The least of some: the garbage of a thousand tests before it may be collected meanwhile.
+    for _ in range(3):
+        begun = process_time()
+        with pytest.raises(ValueRefusedError, match="of one hash"):
+            build(form(members))
+        spent.append(process_time() - begun)
+        if spent[-1] < 2:
+            break
     # Building the set would have taken eight seconds, and one answer has room for several.
-    assert process_time() - begun < 2
+    assert min(spent) < 2
     assert len(build(form(members[:200]))) == 200
     assert build(plain({2**power for power in range(15_000)})) == {2**power for power in range(15_000)}
 

@@ -144,6 +144,8 @@ def serve(directory: Path, port: int, *, open_page: bool) -> int:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listening.bind(("127.0.0.1", port))
+            # Before anybody is told: a browser that comes before the server has started waits for it.
+            listening.listen()
         except OSError as error:
             raise ConfigError(
                 f"--port {port}: {error.strerror}; name another, or 0 for any that is free"
