@@ -194,7 +194,7 @@ class Socket:
         self._overload = services.overload
         if exchange is None:
             # Another server than ours has the connection, and does not say when frames came.
-            exchange = FrameExchange(Arrivals(int), lambda content, binary: None)
+            exchange = FrameExchange(Arrivals(int), lambda content, binary: False)
             exchange.arrivals.since = math.inf
         exchange.arrivals.follow(services.overload)
         self._exchange = exchange
@@ -269,8 +269,7 @@ class Socket:
             return False
         content = self._take(data)
         if content is not None:
-            self._metrics.socket_sent += len(content)
-            self._exchange.write(content, self._binary)
+            self._deliver(content)
         return True
 
     def _look_at_delay(self, waited: float, now: float) -> None:
@@ -428,7 +427,7 @@ class Socket:
             self._forget(number)
 
     def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
-        """Answer a frame with another server's answer; the answers of one turn of the loop share a task."""
+        """Answer a frame with another server's answer."""
         if number not in self._passed_on:
             # It was given up.
             return
@@ -440,6 +439,13 @@ class Socket:
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
         self._forget(number)
+        self._deliver(content)
+
+    def _deliver(self, content: bytes) -> None:
+        """Send an answer at once; while the client does not read, those of one turn of the loop share a task."""
+        self._metrics.socket_sent += len(content)
+        if not self._answers and self._exchange.write(content, self._binary):
+            return
         if not self._answers:
             self._services.unanswered.add(asyncio.get_running_loop().create_task(self._send_answers()))
         self._answers.append(content)

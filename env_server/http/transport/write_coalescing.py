@@ -38,11 +38,12 @@ _POLICY_VIOLATION = 1008
 
 
 class FrameExchange:
-    """How an application takes frames of a socket at once, within the read that they came in.
+    """How an application takes and sends frames of a socket at once, without waiting for a turn of a task.
 
     Args:
         arrivals: When received frames came.
-        write: Sends the contents of a frame, as text or as bytes, once what came with it is taken.
+        write: Sends the contents of a frame, as text or, if so told, as bytes, by the end of this turn of the loop;
+            says whether it does, which it does not while the peer does not read.
 
     Attributes:
         arrivals: As above.
@@ -53,7 +54,7 @@ class FrameExchange:
 
     __slots__ = ("arrivals", "take", "write")
 
-    def __init__(self, arrivals: Arrivals, write: Callable[[bytes, bool], None]) -> None:
+    def __init__(self, arrivals: Arrivals, write: Callable[[bytes, bool], bool]) -> None:
         self.arrivals = arrivals
         self.write = write
         self.take: Callable[[str | bytes], bool] | None = None
@@ -73,6 +74,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _is_trusted = False
     _awaits_token = False
     _idle_frames = 0
+    _is_feeding = False
     _slices: ReadSlices | None = None
     _exchange: FrameExchange
 
@@ -112,9 +114,13 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     def _feed(self, data: bytes) -> None:
         """Parse received bytes, and send what was answered at once."""
-        super().data_received(data)
-        if self._coalesced:
-            self._flush()
+        self._is_feeding = True
+        try:
+            super().data_received(data)
+        finally:
+            self._is_feeding = False
+            if self._coalesced:
+                self._flush()
 
     def send_receive_event_to_app(self) -> None:
         """Hand a message to the application: at once if it takes it so, otherwise in line."""
@@ -138,17 +144,22 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
                 return
         super().send_receive_event_to_app()
 
-    def _write_frame(self, content: bytes, binary: bool) -> None:
-        """Send a message once what came with it is taken; nobody gets it whose connection has ended meanwhile."""
+    def _write_frame(self, content: bytes, binary: bool) -> bool:
         if self.conn.state is not State.OPEN or self.close_sent or self.disconnected:
-            return
+            # Nobody is there to get it.
+            return True
+        if not self.writable.is_set():
+            return False
         if binary:
             self.conn.send_binary(content)
         else:
             self.conn.send_text(content)
+        if not self._coalesced and not self._is_feeding:
+            self.loop.call_soon(self._flush)
         self._coalesced += len(content) + 1
         if self._coalesced > _MOST_COALESCED_BYTES:
             self._flush()
+        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release what belongs to the connection."""

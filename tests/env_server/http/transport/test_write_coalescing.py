@@ -199,9 +199,18 @@ async def test_no_frame_is_taken_at_once_before_one_that_stands_in_line(socket: 
     assert socket.take() == [[b"E!"]]
 
 
+async def test_what_is_written_between_reads_goes_out_at_the_end_of_the_turn(socket: Socket) -> None:
+    assert socket.exchange.write(b"A", False)
+    assert socket.exchange.write(b"B", True)
+    assert socket.take() == []
+    await _settle()
+    assert socket.take() == [[b"A", b"B"]]
+
+
 async def test_no_frame_is_taken_at_once_of_a_peer_that_does_not_read(socket: Socket) -> None:
     AtOnce(socket)
     socket.protocol.pause_writing()
+    assert not socket.exchange.write(b"not yet", False)
     socket.receive("A")
     await _settle()
     assert socket.take() == []
@@ -212,8 +221,7 @@ async def test_no_frame_is_taken_at_once_of_a_peer_that_does_not_read(socket: So
 
 async def test_much_that_is_answered_at_once_is_not_gathered(socket: Socket) -> None:
     def take(data: str | bytes) -> bool:
-        socket.exchange.write(b"X" * 40_000, False)
-        return True
+        return socket.exchange.write(b"X" * 40_000, False)
 
     socket.exchange.take = take
     socket.receive("A", "B", "C")
