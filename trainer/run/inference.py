@@ -83,7 +83,7 @@ class RunServerClient(ServerClient):
     ) -> None:
         inference, weights = settings.inference, settings.weights
         way = weights.chosen(inference)
-        assert inference.kind != "embedded"
+        assert not inference.embedded
         assert way != "in_process"
         super().__init__(
             url,
@@ -384,7 +384,7 @@ def _server_client(
     inference, weights = settings.inference, settings.weights
     carrier = None
     if weights.chosen(inference) == "broadcast":
-        assert inference.kind != "embedded"
+        assert not inference.embedded
         carrier = TensorBroadcast(
             inference.kind,
             collective=weights.collective,
@@ -458,7 +458,7 @@ async def open_server(url: str, dialect: ServerName, key_variable: str) -> Async
 
     Args:
         url: The server's root.
-        dialect: The server's API, vLLM's or SGLang's.
+        dialect: The kind of the server.
         key_variable: Environment variable with its API key, if it requires one.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The client of one inference server, vLLM or SGLang, behind a URL.
+"""The client of one inference server behind a URL.
 
 Its parts: `link` talks to the server, `weights` knows what it has, `replies` asks for tokens, `updates` pauses it and
 brings it weights.

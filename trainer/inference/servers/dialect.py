@@ -353,7 +353,7 @@ class ServerProgram:
         try_out: Asks it for tokens, if that was not possible when it was probed.
         sign_of_life: What it is asked to find whether it lives.
         engine_sign: What it is asked to find whether its engine works.
-        command: What it is started with, given settings, the model and a port.
+        command: What it is started with, given settings, the model and a port; it is ready once its `/health` answers.
         row_switch: The switch by which it takes rows of so many tokens.
         exactly: What makes its log-probabilities those of the distribution that tokens are drawn from.
     """
