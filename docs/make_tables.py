@@ -18,7 +18,7 @@ from rollgym.clients.protocol.upstream_protocols import OURS as UPSTREAM_PROTOCO
 from rollgym.env_server.common import settings as server
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.env_server.protocols.faces import OURS as FACES
-from rollgym.sandbox.core.kinds import SANDBOXES, SandboxKind
+from rollgym.sandbox.core.kinds import SANDBOXES
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.group_filters import FILTERS
 from rollgym.trainer.algorithms.surrogates import SURROGATES
@@ -198,13 +198,8 @@ def sandboxes() -> str:
         "in [the first one](sandbox.md#levels) that works here, `landlock` at least",
         "",
     ]
-    rows = ([_names_of(each), each.runs, each.needs] for each in SANDBOXES)
+    rows = ([", ".join(f"`{name}`" for name in each.names), each.runs, each.needs] for each in SANDBOXES)
     return table(("`--sandbox`", "programs run", "needs"), [automatic, *rows])
-
-
-def _names_of(kind: SandboxKind) -> str:
-    plain = () if kind.needs_argument else (f"`{kind.name}`",)
-    return ", ".join((*plain, f"`{kind.name}:{kind.argument}`") if kind.argument else plain)
 
 
 def upstream_protocols() -> str:

@@ -21,7 +21,7 @@ from rollgym.sandbox.core.base import (
     Sandbox,
     SandboxUnavailableError,
 )
-from rollgym.sandbox.core.kinds import parse_name
+from rollgym.sandbox.core.kinds import parse_sandbox_name
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.selection import BACKENDS, known_backends, open_sandbox, survey
@@ -124,7 +124,7 @@ def _backend(text: str) -> str:
         argparse.ArgumentTypeError: If there is none of this name.
     """
     try:
-        name, _ = parse_name(text)
+        name, _ = parse_sandbox_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
     if name not in ("auto", *BACKENDS) and name not in (known := known_backends()):

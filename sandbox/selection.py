@@ -15,7 +15,7 @@ from rollgym.sandbox.core.base import (
     Sandbox,
     SandboxUnavailableError,
 )
-from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_name
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_sandbox_name
 
 BACKENDS = tuple(BY_NAME)
 """Ours. Other packages have theirs in the entry points of `GROUP`."""
@@ -40,7 +40,7 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
     """
     if minimum_level not in LEVELS:
         raise ValueError(f"there is no level {minimum_level!r}: {', '.join(LEVELS)}")
-    name, named = parse_name(name)
+    name, named = parse_sandbox_name(name)
     if name != "auto":
         sandbox = make_sandbox(name, **named, **options)
         return _probed(sandbox, "none" if name in BY_NAME and BY_NAME[name].bounds_nothing else minimum_level)

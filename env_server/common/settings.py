@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from rollgym.sandbox.core.kinds import parse_name
+from rollgym.sandbox.core.kinds import kind_named, parse_sandbox_name
 from rollgym.user_paths import expand_user
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -309,13 +309,16 @@ class SandboxSettings(Section):
     @classmethod
     def _names_a_sandbox(cls, text: str | None) -> str | None:
         if text is not None:
-            parse_name(text)
+            parse_sandbox_name(text)
         return text
 
     @property
     def runs_code(self) -> bool:
         """Whether a sandbox here serves clients; one on another server they can call directly."""
-        return self.sandbox is not None and parse_name(self.sandbox)[0] != "remote"
+        if self.sandbox is None:
+            return False
+        kind = kind_named(self.sandbox)
+        return kind is None or not kind.elsewhere
 
 
 class GatewaySettings(Section):

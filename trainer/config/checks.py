@@ -286,7 +286,7 @@ def _check_agent(settings: RunSettings) -> None:
     agent = settings.rollout.agent
     agents = settings.agents
     if agent is not None and agent_kind(agent) == "program":
-        command_line(agent, here=not agents.sandbox.startswith("docker"))
+        command_line(agent, here=not agents.runs_images)
         address = agents.host, agents.port, agents.public_url
         if agents.sandboxed and address != (AgentsSettings().host, AgentsSettings().port, None):
             raise ConfigError(
