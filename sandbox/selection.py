@@ -17,8 +17,6 @@ from rollgym.sandbox.core.base import (
 )
 from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_sandbox_name
 
-BACKENDS = tuple(BY_NAME)
-"""Ours. Other packages have theirs in the entry points of `GROUP`."""
 GROUP = "rollgym.sandboxes"
 """Entry points `name = "module:Class"` of back-ends in other packages."""
 
@@ -99,7 +97,7 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
 
 def known_backends() -> tuple[str, ...]:
     """Return the names of ours, and of those that other packages bring."""
-    return (*BACKENDS, *(name for name in extensions(GROUP) if name not in BACKENDS))
+    return (*BY_NAME, *(name for name in extensions(GROUP) if name not in BY_NAME))
 
 
 def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:

@@ -26,7 +26,6 @@ from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.learner import Models
-from rollgym.trainer.models.division import check_layout
 from rollgym.trainer.run.backends import (
     RankRecipe,
     Role,
@@ -35,9 +34,9 @@ from rollgym.trainer.run.backends import (
     reference_model,
     warm_start_backend,
 )
-from rollgym.trainer.run.layout import check_combinations
+from rollgym.trainer.run.layout import check_combinations, maker_of
 from rollgym.trainer.run.policy import Policy, build_policy
-from rollgym.trainer.run.roles import RankGroups, mesh_shape
+from rollgym.trainer.run.roles import RankGroups
 
 
 class Movable(Protocol):
@@ -341,9 +340,8 @@ async def open_models(
     if settings.backend.in_process:
         yield OwnModels(settings, policy)
         return
-    if settings.backend.kind == "megatron":
-        config, parallel = policy.model.config, settings.backend.sequence_parallel
-        check_layout(config, mesh_shape(settings, settings.backend.ranks), sequence_parallel=parallel)
+    # A model that had to be fetched could not be looked at before.
+    maker_of(settings.backend).check_division(settings.backend, policy.model.config)
     _check_devices(settings, cluster.placement)
     placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
     async with AsyncExitStack() as stack:
