@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from rollgym.clients.protocol.errors import PROBLEMS, Fault, ProblemKind
 from rollgym.clients.protocol.upstream_protocols import OURS as UPSTREAM_PROTOCOLS
+from rollgym.clients.replies.formats.table import OURS as CALL_FORMATS
 from rollgym.env_server.common import settings as server
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.env_server.protocols.faces import OURS as FACES
@@ -208,6 +209,12 @@ def upstream_protocols() -> str:
     return table(("`protocol`", "for"), rows)
 
 
+def call_formats() -> str:
+    """The formats of tool calls."""
+    rows = ((f"`{each.name}`", each.form, each.used_by) for each in CALL_FORMATS)
+    return table(("`call_format`", "form", "of"), rows)
+
+
 def faces() -> str:
     """The protocols that a server speaks to clients of others."""
     rows = ((f"[{each.name}]({each.page})", each.clients, f"`{each.address}`") for each in FACES)
@@ -255,6 +262,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "backends": backends,
     "sandboxes": sandboxes,
     "upstream_protocols": upstream_protocols,
+    "call_formats": call_formats,
     "faces": faces,
     "layouts_of_examples": layouts_of_examples,
     "layouts_of_tasks": layouts_of_tasks,
