@@ -37,9 +37,9 @@ from rollgym.trainer.inference.server_client.updates import TensorCarrier
 from rollgym.trainer.inference.server_pool.members import FileRoster, Roster
 from rollgym.trainer.inference.server_pool.pool import ServerPool
 from rollgym.trainer.inference.servers.dialect import (
-    Capabilities,
     InspectedServer,
     ServedModel,
+    ServerCapabilities,
     check_same_model,
     config_in,
     server_program,
@@ -106,7 +106,7 @@ class RunServerClient(ServerClient):
             rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k
         )
 
-    async def connect(self) -> Capabilities:
+    async def connect(self) -> ServerCapabilities:
         """Ask the server what it can do.
 
         Raises:

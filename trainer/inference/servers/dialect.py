@@ -107,7 +107,7 @@ class InspectedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities(InspectedServer):
+class ServerCapabilities(InspectedServer):
     """What a server can do, as probed at its start.
 
     Attributes:
@@ -173,7 +173,7 @@ class ServerRequirements:
 class Dialect(Protocol):
     """Calls of one kind of server, built for what one server can do."""
 
-    capabilities: Capabilities
+    capabilities: ServerCapabilities
 
     def generate(self, call: GenerationCall) -> HttpCall:
         """Build the request that samples a reply."""
@@ -360,12 +360,12 @@ class ServerProgram:
 
     probe: Callable[[ServerRequirements], Conversation[Dialect]]
     look: Callable[[ServerRequirements], Conversation[InspectedServer]]
-    try_out: Callable[[ServerRequirements, Capabilities], Conversation[Dialect]]
+    try_out: Callable[[ServerRequirements, ServerCapabilities], Conversation[Dialect]]
     sign_of_life: str
     engine_sign: str
     command: Callable[[InferenceSettings, LaunchSettings, ServedModel, int], Command]
     row_switch: Callable[[int], str]
-    exactly: Callable[[Capabilities], str]
+    exactly: Callable[[ServerCapabilities], str]
 
 
 def server_program(name: str) -> ServerProgram:

@@ -11,12 +11,12 @@ from rollgym.trainer.rollout.agents.calls import (
     Message,
     assistant_parts,
     checked_body,
-    declared_tools,
     flag,
     made_call,
     other_logprobs,
     passed_over,
     read_tool_choice,
+    requested_tools,
     sampling_wishes,
     text_of,
     whole,
@@ -66,7 +66,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     form = text.get("format") if isinstance(text, Mapping) else None
     wanted = wanted_output(body, form, "text.format")
     unknown = other_logprobs(body)
-    tools = declared_tools(body.get("tools"))
+    tools = requested_tools(body.get("tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools)
     return AgentCall(
         messages=_conversation(body, conversation),
