@@ -112,7 +112,7 @@ def _of_evaluation(settings: RunSettings) -> Iterator[str]:
 
 
 def _of_examples(settings: RunSettings) -> Iterator[str]:
-    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    how = settings.pipeline
     if how is None:
         return
     section = settings.section
@@ -351,7 +351,7 @@ def check_resume(resume: str) -> None:
 
 def _example_files(settings: RunSettings) -> dict[str, str | None]:
     """Return the files of a pipeline's examples, by their keys."""
-    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    how = settings.pipeline
     if how is None:
         return {}
     parts = (("data", how.data), ("held_out", how.held_out))
