@@ -62,7 +62,7 @@ def test_a_conversation_that_goes_on_is_the_stored_ids_and_a_tail(family, closed
         messages += [message, user("and now?")]
         prompt = talk.prompt(messages)
         assert prompt[: len(stored)] == stored
-        assert prompt == stored + talk.renderer.tail([user("and now?")], stored[-1])
+        assert prompt == stored + talk.renderer.tail([user("and now?")], stored[-1]).ids
         stored = prompt
 
 
