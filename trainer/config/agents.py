@@ -21,7 +21,8 @@ AgentKind = Literal["coroutine", "service", "program"]
 
 _SANDBOXES = tuple(each for each in SANDBOXES if each.holds_agents)
 _NO_SANDBOX = "none"
-_SANDBOX_NAMES = tuple(name for each in _SANDBOXES for name in each.names)
+SANDBOX_NAMES = tuple(name for each in _SANDBOXES for name in each.names)
+"""How the sandboxes are named that agents' programs can run in."""
 _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -98,7 +99,7 @@ class AgentsSettings(Settings):
     sandbox: str = Field(
         _NO_SANDBOX,
         description=f"Where an agent's program runs: '{_NO_SANDBOX}' (as the trainer's user), "
-        f"{alternatives([repr(name) for name in _SANDBOX_NAMES])}. In a sandbox it reaches the endpoint at 127.0.0.1, "
+        f"{alternatives([repr(name) for name in SANDBOX_NAMES])}. In a sandbox it reaches the endpoint at 127.0.0.1, "
         "and nothing else.",
     )
     sandbox_read_only: list[UserPath] = Field(
@@ -125,7 +126,7 @@ class AgentsSettings(Settings):
     @classmethod
     def _sandbox_is_a_boundary(cls, value: str) -> str:
         if value != _NO_SANDBOX and kind_named(value) not in _SANDBOXES:
-            raise ValueError(f"'{value}' is none of {', '.join((_NO_SANDBOX, *_SANDBOX_NAMES))}")
+            raise ValueError(f"'{value}' is none of {', '.join((_NO_SANDBOX, *SANDBOX_NAMES))}")
         return value
 
     @field_validator("sandbox_read_only")
