@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from rollgym.clients.protocol.upstream_protocols import OURS as UPSTREAM_PROTOCOLS
 from rollgym.clients.replies.formats.table import OURS as CALL_FORMATS
 from rollgym.sandbox.core.kinds import SANDBOXES
+from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
+from rollgym.trainer.algorithms.surrogates import SURROGATES
 from rollgym.trainer.config.backend import BACKENDS
 from rollgym.trainer.config.inference import INFERENCE_SERVERS
 from rollgym.trainer.config.output import TRACKERS
+from rollgym.trainer.core.kinds import kind_of
 from tests.support.processes import ROOT
 
 FLOORS = ("clients", "env_server", "envs", "integrations", "sandbox", "trainer", "rollgym")
@@ -21,6 +25,12 @@ FAMILIES: dict[str, tuple[Sequence[str], str]] = {
     # By what they are: their names, and the module that declares them.
     "inference servers": ([each.name for each in INFERENCE_SERVERS], "trainer/config/inference.py"),
     "training back-ends": ([each.name for each in BACKENDS], "trainer/config/backend.py"),
+    "advantages": ([kind_of(each) for each in ADVANTAGES], "trainer/algorithms/advantage_settings.py"),
+    "surrogates": ([kind_of(each) for each in SURROGATES], "trainer/algorithms/surrogates.py"),
+    "upstream protocols": (
+        [each.name for each in UPSTREAM_PROTOCOLS],
+        "clients/protocol/upstream_protocols.py",
+    ),
     "trackers": ([each.name for each in TRACKERS], "trainer/config/output.py"),
     "sandboxes": ([each.name for each in SANDBOXES], "sandbox/core/kinds.py"),
     "formats of calls": ([each.name for each in CALL_FORMATS], "clients/replies/formats/table.py"),

@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.sandbox.core.kinds import SANDBOXES, kind_named, parse_sandbox_name
 from rollgym.user_paths import expand_user
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
-Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 UserPath = Annotated[

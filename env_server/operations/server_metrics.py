@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from rollgym.clients.measuring.metrics import queued_seconds
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.metrics import BOUNDS, Durations, Metrics, OperationTimes
-from rollgym.env_server.common.settings import Isolation, Settings
+from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.gateway.registry import Registry
 from rollgym.env_server.operations.runner import WorkerPools
 from rollgym.env_server.sessions.journal_file import JournalFile
