@@ -27,8 +27,8 @@ from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.learner import Models
 from rollgym.trainer.run.backends import (
+    ModelRole,
     RankRecipe,
-    Role,
     critic_backend,
     policy_backend,
     reference_model,
@@ -144,7 +144,7 @@ def _movable(settings: RunSettings, models: Models) -> Iterator[Movable]:
 
 _START = "start"
 
-_PLACED_AS: dict[Role, str] = {
+_PLACED_AS: dict[ModelRole, str] = {
     "policy": ACTOR_TRAIN,
     "warm_start": ACTOR_TRAIN,
     "critic": CRITIC,
@@ -293,10 +293,10 @@ class RankedModels:
         yield backend
         backend.drop()
 
-    def _recipe(self, role: Role) -> RankRecipe:
+    def _recipe(self, role: ModelRole) -> RankRecipe:
         return RankRecipe(self._settings, role, self._start)
 
-    def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
+    def _made(self, role: ModelRole, recipe: RankRecipe) -> RankedBackend:
         # A reference that is the policy without its adapters shares the policy's device, and is offloaded with it.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         ranks, devices = self._ranks[_PLACED_AS["policy" if beside else role]]

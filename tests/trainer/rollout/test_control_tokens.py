@@ -18,8 +18,7 @@ from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
 from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
-from rollgym.trainer.rollout.agents.splicing import Conversation as AgentConversation
-from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.agents.splicing import AgentConversation, SplicingRenderer
 from rollgym.trainer.rollout.chat_template import ControlTokens
 from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.examples import Conversation

@@ -339,7 +339,7 @@ class ServedModel:
     broadcast: str = ""
 
 
-Command = tuple[list[str], dict[str, str]]
+StartCommand = tuple[list[str], dict[str, str]]
 """The words of a command line, and environment variables beside it."""
 
 
@@ -363,7 +363,7 @@ class ServerProgram:
     try_out: Callable[[ServerRequirements, ServerCapabilities], Conversation[Dialect]]
     sign_of_life: str
     engine_sign: str
-    command: Callable[[InferenceSettings, LaunchSettings, ServedModel, int], Command]
+    command: Callable[[InferenceSettings, LaunchSettings, ServedModel, int], StartCommand]
     row_switch: Callable[[int], str]
     exactly: Callable[[ServerCapabilities], str]
 

@@ -11,7 +11,6 @@ from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, stee
 from rollgym.trainer.inference.errors import ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.servers.dialect import (
     SERVED_NAME,
-    Command,
     Conversation,
     InspectedServer,
     LogprobsOf,
@@ -19,6 +18,7 @@ from rollgym.trainer.inference.servers.dialect import (
     ServerCapabilities,
     ServerProgram,
     ServerRequirements,
+    StartCommand,
     read_release,
     require,
     require_token,
@@ -225,7 +225,9 @@ def _one_token(need: ServerRequirements, sampling: Mapping[str, Any], **more: An
     return HttpCall("/generate", ids | more)
 
 
-def _command(inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int) -> Command:
+def _command(
+    inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int
+) -> StartCommand:
     words = [
         *(launch.command or [sys.executable, "-m", "sglang.launch_server"]),
         *("--model-path", str(model.folder), "--served-model-name", SERVED_NAME),

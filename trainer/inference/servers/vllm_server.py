@@ -11,7 +11,6 @@ from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, stee
 from rollgym.trainer.inference.errors import MalformedReplyError, ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.servers.dialect import (
     SERVED_NAME,
-    Command,
     Conversation,
     InspectedServer,
     LogprobsOf,
@@ -19,6 +18,7 @@ from rollgym.trainer.inference.servers.dialect import (
     ServerCapabilities,
     ServerProgram,
     ServerRequirements,
+    StartCommand,
     read_release,
     require,
     require_token,
@@ -188,7 +188,9 @@ def _served_model(reply: Mapping[str, Any]) -> tuple[str, int | None, str | None
     )
 
 
-def _command(inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int) -> Command:
+def _command(
+    inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int
+) -> StartCommand:
     words = [
         *(launch.command or [sys.executable, "-m", "vllm.entrypoints.cli.main"]),
         *("serve", str(model.folder), "--served-model-name", SERVED_NAME),
