@@ -15,10 +15,11 @@ from pydantic.fields import FieldInfo
 
 from rollgym.clients.protocol.errors import PROBLEMS, Fault, ProblemKind
 from rollgym.clients.protocol.upstream_protocols import OURS as UPSTREAM_PROTOCOLS
+from rollgym.clients.replies.formats.table import OURS as CALL_FORMATS
 from rollgym.env_server.common import settings as server
 from rollgym.env_server.operations.server_metrics import SERVER_METRICS
 from rollgym.env_server.protocols.faces import OURS as FACES
-from rollgym.sandbox.core.kinds import SANDBOXES, SandboxKind
+from rollgym.sandbox.core.kinds import SANDBOXES
 from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES
 from rollgym.trainer.algorithms.group_filters import FILTERS
 from rollgym.trainer.algorithms.surrogates import SURROGATES
@@ -198,19 +199,20 @@ def sandboxes() -> str:
         "in [the first one](sandbox.md#levels) that works here, `landlock` at least",
         "",
     ]
-    rows = ([_names_of(each), each.runs, each.needs] for each in SANDBOXES)
+    rows = ([", ".join(f"`{name}`" for name in each.names), each.runs, each.needs] for each in SANDBOXES)
     return table(("`--sandbox`", "programs run", "needs"), [automatic, *rows])
-
-
-def _names_of(kind: SandboxKind) -> str:
-    plain = () if kind.needs_argument else (f"`{kind.name}`",)
-    return ", ".join((*plain, f"`{kind.name}:{kind.argument}`") if kind.argument else plain)
 
 
 def upstream_protocols() -> str:
     """The protocols that registered servers may speak."""
     rows = ((f"[`{each.name}`](#{each.name})", each.speakers) for each in UPSTREAM_PROTOCOLS)
     return table(("`protocol`", "for"), rows)
+
+
+def call_formats() -> str:
+    """The formats of tool calls."""
+    rows = ((f"`{each.name}`", each.form, each.used_by) for each in CALL_FORMATS)
+    return table(("`call_format`", "form", "of"), rows)
 
 
 def faces() -> str:
@@ -260,6 +262,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "backends": backends,
     "sandboxes": sandboxes,
     "upstream_protocols": upstream_protocols,
+    "call_formats": call_formats,
     "faces": faces,
     "layouts_of_examples": layouts_of_examples,
     "layouts_of_tasks": layouts_of_tasks,

@@ -45,4 +45,9 @@ def did_you_mean(name: str, known: Iterable[str], most: int = 1) -> str:
 
 def suggestion(names: Sequence[str]) -> str:
     """Return "did you mean A or B?" for names that were probably meant; empty if there are none."""
-    return f"did you mean {' or '.join(names)}?" if names else ""
+    return f"did you mean {alternatives(names)}?" if names else ""
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Return "A, B or C" for names of which one is to be chosen."""
+    return " or ".join([", ".join(names[:-1]), *names[-1:]] if len(names) > 1 else names)

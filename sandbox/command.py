@@ -21,10 +21,10 @@ from rollgym.sandbox.core.base import (
     Sandbox,
     SandboxUnavailableError,
 )
-from rollgym.sandbox.core.kinds import parse_name
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_sandbox_name
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.local.supervised import SupervisedSandbox
-from rollgym.sandbox.selection import BACKENDS, known_backends, open_sandbox, survey
+from rollgym.sandbox.selection import known_backends, open_sandbox, survey
 from rollgym.user_paths import user_path
 
 _LANGUAGE_OF: dict[str, Language] = {
@@ -72,12 +72,13 @@ def _add_run(commands: Any) -> None:
         parser.add_argument(
             f"--{name}", type=int, default=default, metavar="N", help=f"{what} (default {default})."
         )
+    ways = [name for each in SANDBOXES for name in each.names]
     parser.add_argument(
         "--backend",
         type=_backend,
         default="auto",
         metavar="NAME",
-        help=f"Which sandbox: auto (the best; the default), {', '.join(BACKENDS)}, docker:IMAGE, remote:URL.",
+        help=f"Which sandbox: auto (the best; the default), {', '.join(ways)}.",
     )
     parser.add_argument(
         "--minimum-level",
@@ -124,10 +125,10 @@ def _backend(text: str) -> str:
         argparse.ArgumentTypeError: If there is none of this name.
     """
     try:
-        name, _ = parse_name(text)
+        name, _ = parse_sandbox_name(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-    if name not in ("auto", *BACKENDS) and name not in (known := known_backends()):
+    if name not in ("auto", *BY_NAME) and name not in (known := known_backends()):
         raise argparse.ArgumentTypeError(f"there is no sandbox {name!r}: auto, {', '.join(known)}")
     return text
 

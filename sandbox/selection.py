@@ -15,10 +15,8 @@ from rollgym.sandbox.core.base import (
     Sandbox,
     SandboxUnavailableError,
 )
-from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_name
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_sandbox_name
 
-BACKENDS = tuple(BY_NAME)
-"""Ours. Other packages have theirs in the entry points of `GROUP`."""
 GROUP = "rollgym.sandboxes"
 """Entry points `name = "module:Class"` of back-ends in other packages."""
 
@@ -40,7 +38,7 @@ def open_sandbox(name: str | None = None, *, minimum_level: Level = "landlock", 
     """
     if minimum_level not in LEVELS:
         raise ValueError(f"there is no level {minimum_level!r}: {', '.join(LEVELS)}")
-    name, named = parse_name(name)
+    name, named = parse_sandbox_name(name)
     if name != "auto":
         sandbox = make_sandbox(name, **named, **options)
         return _probed(sandbox, "none" if name in BY_NAME and BY_NAME[name].bounds_nothing else minimum_level)
@@ -99,7 +97,7 @@ def make_sandbox(name: str, **options: Any) -> Sandbox:
 
 def known_backends() -> tuple[str, ...]:
     """Return the names of ours, and of those that other packages bring."""
-    return (*BACKENDS, *(name for name in extensions(GROUP) if name not in BACKENDS))
+    return (*BY_NAME, *(name for name in extensions(GROUP) if name not in BY_NAME))
 
 
 def _installed(name: str, options: Mapping[str, Any]) -> Sandbox:

@@ -539,7 +539,7 @@ print("Write CALL, a name and JSON." in info["instruction"], name in observation
     )
     assert done.stdout.splitlines() == [
         "shouted hermes hermes",
-        "(ToolCall(name='add', arguments='{\"a\": 1}'),) True",
+        "(ApiToolCall(name='add', arguments='{\"a\": 1}'),) True",
         "True True",
     ], done.stderr
 

@@ -14,7 +14,7 @@ from rollgym.clients.audit.determinism import audit_determinism
 from rollgym.clients.audit.leaks import audit_leaks
 from rollgym.clients.audit.rewards import audit_rewards
 from rollgym.clients.audit.scoring import audit_scoring
-from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
+from rollgym.clients.audit.subject import AuditSettings, Budget, Subject, discover
 from rollgym.clients.client.client import EnvClient
 
 
@@ -55,7 +55,7 @@ async def run_audit(
     client: EnvClient,
     env_id: str,
     kwargs: Mapping[str, Any],
-    settings: Settings,
+    settings: AuditSettings,
     *,
     subject_name: str,
     resident_bytes: Callable[[], int | None],

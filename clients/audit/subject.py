@@ -23,7 +23,7 @@ _LONGEST_EPISODE = 2_000
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuditSettings:
     """How thorough an audit is.
 
     Attributes:
@@ -88,7 +88,7 @@ class Subject:
     env: EnvInfo
     kwargs: Mapping[str, Any]
     client: EnvClient
-    settings: Settings
+    settings: AuditSettings
     budget: Budget
     action_space: Space[Any]
     first_info: Mapping[str, Any]

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from rollgym.clients.audit.card import Card, Verdict, print_card
 from rollgym.clients.audit.runner import PARTS, run_audit
-from rollgym.clients.audit.subject import Budget, Settings
+from rollgym.clients.audit.subject import AuditSettings, Budget
 from rollgym.clients.checks.target import Target, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     """Audit, and print the card; the exit code is 1 if an entry is as bad as --fail-on says."""
     if options.episodes < 1 or options.budget_s <= 0:
         raise UsageError("--episodes and --budget-s must be positive")
-    settings = Settings(options.episodes, options.seed, options.budget_s, _items(options.items))
+    settings = AuditSettings(options.episodes, options.seed, options.budget_s, _items(options.items))
     kwargs = parse_kwargs(options.kwarg) | _object("--kwargs", options.kwargs)
     if options.url is not None:
         if ":" in options.target:
@@ -99,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     return 0 if card.passes(Verdict(options.fail_on)) else 1
 
 
-def _audit_here(options: argparse.Namespace, settings: Settings, kwargs: dict[str, Any]) -> Card:
+def _audit_here(options: argparse.Namespace, settings: AuditSettings, kwargs: dict[str, Any]) -> Card:
     """Audit on a server that is started for it."""
     env_id, arguments = options.target, [*_SERVER, *named_environments(options)]
     if ":" in options.target:
@@ -116,7 +116,7 @@ def _audit_here(options: argparse.Namespace, settings: Settings, kwargs: dict[st
 
 def _audit(
     options: argparse.Namespace,
-    settings: Settings,
+    settings: AuditSettings,
     url: str,
     env_id: str,
     kwargs: dict[str, Any],

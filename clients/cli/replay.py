@@ -196,7 +196,7 @@ def _array_summary(array: np.ndarray[Any, Any]) -> Any:
     return f"{array.dtype.name}{list(array.shape)} from {array.min():g} to {array.max():g}"
 
 
-class Verdict(NamedTuple):
+class ReplayVerdict(NamedTuple):
     """The result of a replay.
 
     Attributes:
@@ -267,7 +267,7 @@ def _read(name: Path) -> PortableEpisode:
         raise UsageError(f"{name} cannot be replayed: {error}") from error
 
 
-def _replay(url: str, options: argparse.Namespace, episode: PortableEpisode) -> Verdict:
+def _replay(url: str, options: argparse.Namespace, episode: PortableEpisode) -> ReplayVerdict:
     client = EnvClient(url, token=options.token, connect_timeout_s=CONNECT_TIMEOUT_S, timeout_s=PATIENCE_S)
     # The client lives in a thread of its own, so that a reader at the keyboard can be interrupted.
     background = BackgroundLoop()
@@ -280,7 +280,7 @@ def _replay(url: str, options: argparse.Namespace, episode: PortableEpisode) -> 
 
 def _compare_all(
     background: BackgroundLoop, client: EnvClient, options: argparse.Namespace, episode: PortableEpisode
-) -> Verdict:
+) -> ReplayVerdict:
     shown = not (options.quiet or options.json)
     steps = len(episode.actions)
     same = 0
@@ -299,13 +299,13 @@ def _compare_all(
                 _show(each)
             if not each.same:
                 detail = f"its digest is {each.digest}, and {each.recorded} was recorded"
-                return Verdict("differs", steps, same, place(each.step), detail, notes)
+                return ReplayVerdict("differs", steps, same, place(each.step), detail, notes)
             same += each.step is not None
             if options.interactive and same < steps and not _goes_on():
-                return Verdict("same", steps, same, None, "you left before the end", notes)
+                return ReplayVerdict("same", steps, same, None, "you left before the end", notes)
     except ReplayFailed as failure:
-        return Verdict("failed", steps, same, place(failure.step), failure.reason, notes)
-    return Verdict("same", steps, same, None, "every digest is the same", notes)
+        return ReplayVerdict("failed", steps, same, place(failure.step), failure.reason, notes)
+    return ReplayVerdict("same", steps, same, None, "every digest is the same", notes)
 
 
 async def _next(replayed: AsyncIterator[ReplayedStep]) -> ReplayedStep | None:
@@ -331,7 +331,7 @@ def _show(each: ReplayedStep) -> None:
     print(shorten(each.observation))
 
 
-def _print_verdict(verdict: Verdict) -> None:
+def _print_verdict(verdict: ReplayVerdict) -> None:
     steps = f"{verdict.same} of {verdict.steps} steps"
     if verdict.result == "same":
         print(f"\nSAME: {steps}; {verdict.detail}")

@@ -10,9 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, WithJsonSchema, model
 
 from rollgym.clients.protocol.free_form import NO_BOOLEAN, WHOLE, FreeFields, FreeValue
 
-EPISODE_FORMAT = 1
-"""The version of the portable episode's format that this package writes."""
-
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
 Steps = Annotated[int, Field(ge=0), WHOLE]
 EpisodeSeed = Annotated[int, Field(ge=0, lt=2**53), WHOLE]

@@ -21,6 +21,8 @@ RequestId = Annotated[str, Field(min_length=1, max_length=128)]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024, strict=True), WHOLE]
 FieldName = Annotated[str, Field(min_length=1, max_length=128)]
+Isolation = Literal["inline", "thread", "process"]
+"""Where a server runs an environment: in its event loop, in a thread, or in a process of its own."""
 Gateways = Annotated[
     int,
     Field(ge=1, le=4096, description="`rollgym`: how many gateways pass its sessions on, this one included."),
@@ -322,7 +324,7 @@ class EnvInfo(Reply):
     version: str
     kind: Literal["episodic", "stateless"]
     origin: Literal["local", "registered"]
-    isolation: Literal["inline", "thread", "process"]
+    isolation: Isolation
     description: str
     action_space: dict[str, Any]
     observation_space: dict[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _MAX_SHOWN = 120
-DEEPEST = 500
+_DEEPEST = 500
 """How deep values may be nested. How deep a reader can go at all depends on the release of Python."""
 
 _BLANKS = re.compile(r"[ \t\r\n]*+")
@@ -43,7 +43,7 @@ def parse_json(text: str, *, strict: bool = True) -> Any:
     try:
         value = json.loads(text, object_pairs_hook=_object if strict else None, parse_constant=_no_constant)
         # Few brackets cannot be deep, and cost no look.
-        if text.count("[") + text.count("{") > DEEPEST and not is_shallow(value):
+        if text.count("[") + text.count("{") > _DEEPEST and not _is_shallow(value):
             raise CallFault("the JSON is nested too deeply")
         written = json.dumps(value, ensure_ascii=False, allow_nan=False)
         if strict:
@@ -81,10 +81,10 @@ def behind_blanks(text: str, begin: int) -> int:
     return begin if blanks is None else blanks.end()
 
 
-def is_shallow(value: Any) -> bool:
+def _is_shallow(value: Any) -> bool:
     """Whether a value of JSON is so little nested that every reader and writer can take it."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(_DEEPEST + 1):
         level = [part for each in level for part in _parts(each)]
         if not level:
             return True
@@ -147,7 +147,7 @@ def without_marks(literals: str) -> str:
 def _require_json(value: Any) -> None:
     """Make sure that no key is other than text, which JSON would make of it, and that readers go as deep."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(_DEEPEST + 1):
         for each in level:
             if isinstance(each, Mapping) and not all(isinstance(key, str) for key in each):
                 raise TypeError("the keys of an object must be texts")

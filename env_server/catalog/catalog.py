@@ -16,11 +16,12 @@ from gymnasium.envs.registration import EnvSpec
 
 from rollgym.clients.process.modules import current_path, installed_environments
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space
 from rollgym.clients.protocol.values import EncodeError, encode_value
 from rollgym.env_server.catalog.actions import ActionReader, action_reader
 from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from rollgym.env_server.common.settings import ConfigurationError, Isolation, Settings
+from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.workers.base import EnvSource
 from rollgym.envs.adapters.text import TextAdapter, step_limit, text_metadata
 from rollgym.envs.registry import builtin_environments

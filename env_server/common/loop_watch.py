@@ -9,8 +9,8 @@ import traceback
 from collections.abc import Mapping
 
 from rollgym.clients.measuring.metrics import queued_seconds
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.metrics import LONG_S, LongRun, Metrics, OperationTimes
-from rollgym.env_server.common.settings import Isolation
 
 _INTERVAL_S = 0.5
 # An operation in a thread is not blamed for shorter delays: others run beside it.

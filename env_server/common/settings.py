@@ -18,12 +18,12 @@ from pydantic import (
     model_validator,
 )
 
-from rollgym.sandbox.core.kinds import parse_name
+from rollgym.clients.protocol.messages import Isolation
+from rollgym.sandbox.core.kinds import SANDBOXES, kind_named, parse_sandbox_name
 from rollgym.user_paths import expand_user
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
 Origin = Annotated[str, Field(pattern=r"^https?://[A-Za-z0-9.\-\[\]:]+$")]
-Isolation = Literal["inline", "thread", "process"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
 UserPath = Annotated[
@@ -39,6 +39,7 @@ def _is_address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_is_address)]
+_SANDBOX_NAMES = ", ".join(f"`{name}`" for each in SANDBOXES for name in each.names)
 
 
 class Section(BaseModel):
@@ -289,7 +290,7 @@ class SandboxSettings(Section):
     sandbox: str | None = Field(
         None,
         description="Where programs run: those of environments and, unless it is another server, of `POST /run_code`: "
-        "`auto`, `namespaces`, `docker:IMAGE`, `remote:URL?token_file=PATH`, ... (docs/run_code.md).",
+        f"`auto`, {_SANDBOX_NAMES} or one of another package (docs/run_code.md).",
     )
     max_runs: Count = Field(4, description="Programs of `run_code` that run at one time in one I/O process.")
     max_waiting_runs: int = Field(64, ge=0, description="Programs of `run_code` that wait; more are refused.")
@@ -309,13 +310,16 @@ class SandboxSettings(Section):
     @classmethod
     def _names_a_sandbox(cls, text: str | None) -> str | None:
         if text is not None:
-            parse_name(text)
+            parse_sandbox_name(text)
         return text
 
     @property
     def runs_code(self) -> bool:
         """Whether a sandbox here serves clients; one on another server they can call directly."""
-        return self.sandbox is not None and parse_name(self.sandbox)[0] != "remote"
+        if self.sandbox is None:
+            return False
+        kind = kind_named(self.sandbox)
+        return kind is None or not kind.elsewhere
 
 
 class GatewaySettings(Section):

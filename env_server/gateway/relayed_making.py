@@ -45,7 +45,7 @@ class Made(NamedTuple):
     reply: Reply
 
 
-class Placement:
+class NodePlacement:
     """Opens sessions at nodes.
 
     Args:
@@ -294,7 +294,7 @@ class RelayedMaking:
         self._relocation = relocation
         self._tokens = tokens
         self._sessions = sessions
-        self._placement = Placement(settings, registry, metrics)
+        self._placement = NodePlacement(settings, registry, metrics)
         self._session_release = release
 
     async def make(

@@ -13,12 +13,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value
 from rollgym.env_server.catalog.catalog import CatalogEntry
 from rollgym.env_server.common.event_loop import Slices
 from rollgym.env_server.common.metrics import Metrics, RebuildOutcome
 from rollgym.env_server.common.requests import invalid
-from rollgym.env_server.common.settings import ConfigurationError, Isolation, Settings, TimeoutSettings
+from rollgym.env_server.common.settings import ConfigurationError, Settings, TimeoutSettings
 from rollgym.env_server.sessions.journal import EndedStep, Journal, ReplayDiverged, rebuild
 from rollgym.env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
 from rollgym.env_server.sessions.sessions import Sessions, session_gone

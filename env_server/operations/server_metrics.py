@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, get_args
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from rollgym.clients.measuring.metrics import queued_seconds
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.metrics import BOUNDS, Durations, Metrics, OperationTimes
-from rollgym.env_server.common.settings import Isolation, Settings
+from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.gateway.registry import Registry
 from rollgym.env_server.operations.runner import WorkerPools
 from rollgym.env_server.sessions.journal_file import JournalFile
@@ -29,7 +30,7 @@ MetricKind = Literal["gauge", "counter", "histogram"]
 Combine = Literal["sum", "largest", "smallest"]
 
 _LE = (*map(str, BOUNDS), "+Inf")
-_ISOLATIONS: tuple[Isolation, ...] = ("inline", "thread", "process")
+_ISOLATIONS: tuple[Isolation, ...] = get_args(Isolation)
 
 
 @dataclass(frozen=True)  # a generic class with slots cannot say what it is of
@@ -113,10 +114,10 @@ class ServerState:
     ready: bool = False
 
 
-_Declared = ServerMetric[ServerState]
+_Metric = ServerMetric[ServerState]
 
 _PROCESS = (
-    _Declared(
+    _Metric(
         "rollgym_build_info",
         "gauge",
         "What runs",
@@ -125,21 +126,21 @@ _PROCESS = (
         "1; the role is `server` or `gateway`",
         combine="largest",
     ),
-    _Declared(
+    _Metric(
         "rollgym_processes",
         "gauge",
         "I/O processes that these figures are of",
         lambda server: {(): 1},
         meaning="I/O processes in the figures",
     ),
-    _Declared(
+    _Metric(
         "rollgym_process_restarts",
         "counter",
         "I/O processes started again",
         lambda server: {(): server.rank.restarts},
         meaning="I/O processes that were restarted",
     ),
-    _Declared(
+    _Metric(
         "rollgym_ready",
         "gauge",
         "Whether new sessions can be made",
@@ -147,21 +148,21 @@ _PROCESS = (
         meaning="1 if new sessions can be made",
         combine="smallest",
     ),
-    _Declared(
+    _Metric(
         "rollgym_event_loop_lag_seconds",
         "histogram",
         "How late the event loop came to a timer, twice a second",
         lambda server: {(): server.metrics.loop_lag},
         meaning="delay of a timer in the event loop, measured twice a second; about 0.001 s is normal",
     ),
-    _Declared(
+    _Metric(
         "rollgym_event_loop_queued_seconds",
         "counter",
         "Time that the event loop was ready to run and had no processor",
         lambda server: _loop_queued(),
         meaning="time that the event loop waited for a processor (on Linux)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_event_loop_holds",
         "counter",
         "Operations of environments that kept the event loop, and everybody, for long",
@@ -172,7 +173,7 @@ _PROCESS = (
 )
 
 _OPERATIONS = (
-    _Declared(
+    _Metric(
         "rollgym_operations",
         "counter",
         "Operations answered",
@@ -180,7 +181,7 @@ _OPERATIONS = (
         ("op", "code"),
         "operations answered; the code is `ok` or that of the problem",
     ),
-    _Declared(
+    _Metric(
         "rollgym_problems",
         "counter",
         "Answers that were problems",
@@ -188,7 +189,7 @@ _OPERATIONS = (
         ("code",),
         "all answers that were problems, also to requests that are not operations",
     ),
-    _Declared(
+    _Metric(
         "rollgym_refusals",
         "counter",
         "Refused for want of capacity",
@@ -197,7 +198,7 @@ _OPERATIONS = (
         "refused for lack of capacity: `rate_limited`, `max_sessions`, `max_sessions_per_token`, `max_runs`, "
         "`max_runs_per_token`, `draining`, `overloaded`",
     ),
-    _Declared(
+    _Metric(
         "rollgym_operation_seconds",
         "histogram",
         "From the call of an operation to its answer",
@@ -205,7 +206,7 @@ _OPERATIONS = (
         ("op",),
         "from call to answer",
     ),
-    _Declared(
+    _Metric(
         "rollgym_environment_seconds",
         "histogram",
         "Time that environments took",
@@ -213,7 +214,7 @@ _OPERATIONS = (
         ("op", "isolation"),
         "the environment's part of it (`inline`, `thread`, `process`)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_queue_seconds",
         "histogram",
         "Time that operations waited for their worker",
@@ -226,21 +227,21 @@ _OPERATIONS = (
 )
 
 _EPISODES = (
-    _Declared(
+    _Metric(
         "rollgym_sessions",
         "gauge",
         "Open sessions",
         lambda server: Counter(session.entry.label for session in server.sessions.values()),
         ("env_id",),
     ),
-    _Declared(
+    _Metric(
         "rollgym_max_sessions",
         "gauge",
         "Sessions that the server allows",
         lambda server: {(): server.settings.max_sessions},
         combine="largest",
     ),
-    _Declared(
+    _Metric(
         "rollgym_sessions_ended",
         "counter",
         "Sessions ended",
@@ -248,11 +249,9 @@ _EPISODES = (
         ("reason",),
         "`closed`, `evicted`, `lost`, `replay_diverged`",
     ),
-    _Declared("rollgym_steps", "counter", "Steps taken", lambda server: server.metrics.steps, ("env_id",)),
-    _Declared(
-        "rollgym_resets", "counter", "Episodes begun", lambda server: server.metrics.resets, ("env_id",)
-    ),
-    _Declared(
+    _Metric("rollgym_steps", "counter", "Steps taken", lambda server: server.metrics.steps, ("env_id",)),
+    _Metric("rollgym_resets", "counter", "Episodes begun", lambda server: server.metrics.resets, ("env_id",)),
+    _Metric(
         "rollgym_expert_resets",
         "counter",
         "Episodes begun with expert actions",
@@ -260,7 +259,7 @@ _EPISODES = (
         ("env_id",),
         "those among them with expert actions",
     ),
-    _Declared(
+    _Metric(
         "rollgym_episodes",
         "counter",
         "Episodes ended",
@@ -269,7 +268,7 @@ _EPISODES = (
         "episodes ended: `success` (by the last info), else `terminated` or `truncated`; `error` if the environment "
         "raised, hung or could not be rebuilt; `abandoned` if it was reset, closed or cancelled",
     ),
-    _Declared(
+    _Metric(
         "rollgym_verdicts",
         "counter",
         "Responses scored",
@@ -277,7 +276,7 @@ _EPISODES = (
         ("env_id", "outcome"),
         "responses scored: `correct`, `wrong`, `partial`, `unparsable`, `timeout`, `error`, `other`",
     ),
-    _Declared(
+    _Metric(
         "rollgym_runs",
         "counter",
         "Programs run for callers of run_code",
@@ -286,7 +285,7 @@ _EPISODES = (
         "programs of [`POST /run_code`](run_code.md#post-run_code), by how they ended: an outcome of the sandbox, or "
         "`cancelled`",
     ),
-    _Declared(
+    _Metric(
         "rollgym_rebuilds",
         "counter",
         "Environments rebuilt by replay",
@@ -297,7 +296,7 @@ _EPISODES = (
 )
 
 _TRAFFIC = (
-    _Declared(
+    _Metric(
         "rollgym_received_bytes",
         "counter",
         "Bytes of requests and frames",
@@ -305,7 +304,7 @@ _TRAFFIC = (
         ("transport",),
         "bytes of request bodies (`http`) and of frames (`websocket`)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_sent_bytes",
         "counter",
         "Bytes of responses and frames",
@@ -313,8 +312,8 @@ _TRAFFIC = (
         ("transport",),
         "the same of what was answered",
     ),
-    _Declared("rollgym_sockets", "gauge", "Open sockets", lambda server: {(): server.metrics.sockets}),
-    _Declared(
+    _Metric("rollgym_sockets", "gauge", "Open sockets", lambda server: {(): server.metrics.sockets}),
+    _Metric(
         "rollgym_sockets_opened",
         "counter",
         "Sockets opened",
@@ -323,21 +322,21 @@ _TRAFFIC = (
 )
 
 _WORKERS = (
-    _Declared(
+    _Metric(
         "rollgym_worker_processes",
         "gauge",
         "Child processes for environments",
         lambda server: {(): len(server.pools.processes.pids())},
         meaning="child processes that hold environments",
     ),
-    _Declared(
+    _Metric(
         "rollgym_worker_memory_bytes",
         "gauge",
         "Resident memory of child processes",
         lambda server: {(): sum(map(_resident_bytes, server.pools.processes.pids()))},
         meaning="their resident memory (on Linux; 0 elsewhere)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_worker_restarts",
         "counter",
         "Child processes that ended",
@@ -345,7 +344,7 @@ _WORKERS = (
         ("reason",),
         "replaced child processes: `died`, `timeout` (an operation took too long), `start` (never ready)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_stuck_threads",
         "gauge",
         "Threads left to calls that took too long",
@@ -355,21 +354,21 @@ _WORKERS = (
 )
 
 _JOURNAL = (
-    _Declared(
+    _Metric(
         "rollgym_journal_bytes",
         "gauge",
         "Bytes of records in the journal",
         lambda server: {(): 0 if server.journal_file is None else server.journal_file.size},
         meaning="bytes of records in the journals",
     ),
-    _Declared(
+    _Metric(
         "rollgym_journal_written_bytes",
         "counter",
         "Bytes written to the journal",
         lambda server: {(): 0 if server.journal_file is None else server.journal_file.written},
         meaning="bytes written to them",
     ),
-    _Declared(
+    _Metric(
         "rollgym_journal_damage",
         "counter",
         "Places at which the journal lacked something",
@@ -380,7 +379,7 @@ _JOURNAL = (
 )
 
 _GATEWAY = (
-    _Declared(
+    _Metric(
         "rollgym_registrations",
         "gauge",
         "Registered servers",
@@ -390,7 +389,7 @@ _GATEWAY = (
         ("env_id", "protocol"),
         "gateway: registered servers",
     ),
-    _Declared(
+    _Metric(
         "rollgym_healthy_replicas",
         "gauge",
         "Registered servers that take sessions",
@@ -398,7 +397,7 @@ _GATEWAY = (
         ("env_id",),
         "gateway: servers that take new sessions (one that failed takes none for some seconds)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_registrations_ended",
         "counter",
         "Registrations ended",
@@ -406,7 +405,7 @@ _GATEWAY = (
         ("env_id", "reason"),
         "gateway: `left`, `expired` (no heartbeat in time) or `refused` (a loop of gateways)",
     ),
-    _Declared(
+    _Metric(
         "rollgym_upstream_seconds",
         "histogram",
         "Time that registered servers took to answer",
@@ -414,7 +413,7 @@ _GATEWAY = (
         ("op", "protocol"),
         "gateway: response time of registered servers",
     ),
-    _Declared(
+    _Metric(
         "rollgym_upstream_errors",
         "counter",
         "Calls that registered servers failed",
@@ -422,7 +421,7 @@ _GATEWAY = (
         ("env_id", "protocol"),
         "gateway: calls that they failed",
     ),
-    _Declared(
+    _Metric(
         "rollgym_failovers",
         "counter",
         "Operations tried again on another registered server",
@@ -434,7 +433,7 @@ _GATEWAY = (
 
 # Names without figures if there is no such journal.
 _SHARED_JOURNAL = (
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_up",
         "gauge",
         "Whether the journal that gateways share can be used",
@@ -442,14 +441,14 @@ _SHARED_JOURNAL = (
         meaning="gateway with a [shared journal](gateway_journal.md): 1 if it can be used",
         combine="smallest",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_waiting",
         "gauge",
         "What was seen of sessions and has not gone to the shared journal",
         lambda server: _shared(server, lambda journal: {(): journal.waiting}),
         meaning="records that wait to be written: above some hundreds the journal's server is too slow",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_writes",
         "counter",
         "What was seen of sessions, by what became of it in the shared journal",
@@ -458,14 +457,14 @@ _SHARED_JOURNAL = (
         "records: `ok` once written; `fenced`, `moving`, `gap`, `behind`, `taken`, `unsure` if another gateway was "
         "ahead; `missing`, `ended` if the session is gone; `away` if the journal is",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_write_seconds",
         "histogram",
         "From when something was seen of a session until the shared journal had it",
         lambda server: _shared(server, lambda journal: {(): journal.write_seconds}),
         meaning="time to write a record, which every step waits for",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_calls",
         "counter",
         "Calls to the shared journal's server",
@@ -474,7 +473,7 @@ _SHARED_JOURNAL = (
         "calls to its server: `write`, `open`, `load`, `claim`, `renew`, `moved`, `close`, `mark`; `ok`, `unconfirmed` "
         "where too few replicas confirmed it in time (`journal_replicas`), or `away` where no good answer came",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_call_seconds",
         "histogram",
         "Time that the shared journal's server took to answer",
@@ -482,14 +481,14 @@ _SHARED_JOURNAL = (
         ("command",),
         "time of the answered ones",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_sent_bytes",
         "counter",
         "Bytes of the records that were sent to the shared journal",
         lambda server: _shared(server, lambda journal: {(): journal.sent_bytes}),
         meaning="bytes of the written records",
     ),
-    _Declared(
+    _Metric(
         "rollgym_shared_journal_damage",
         "counter",
         "Sessions whose records in the shared journal were damaged or missing",

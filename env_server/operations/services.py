@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.protocol.errors import ProblemError
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import OpenSockets, QuotaCounters, RateLimit
 from rollgym.env_server.access.tokens import Caller, Tokens
@@ -15,7 +16,7 @@ from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, 
 from rollgym.env_server.common.loop_watch import LoopWatch
 from rollgym.env_server.common.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.common.overload import Overload
-from rollgym.env_server.common.settings import ConfigurationError, Isolation, Settings
+from rollgym.env_server.common.settings import ConfigurationError, Settings
 from rollgym.env_server.gateway.gateway import Gateway
 from rollgym.env_server.gateway.peers import Peers, RequestAffinity
 from rollgym.env_server.gateway.registering import catalog_entry

@@ -9,7 +9,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.clients.protocol.free_form import FreeFields, FreeValue
 from rollgym.clients.protocol.messages import Seed
-from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.protocol.tool_calls import DEFAULT_CALL_FORMAT, ToolCall
 from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.env_server.common.requests import invalid
@@ -177,12 +177,12 @@ def own_tools(info: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def call_as_action(info: Mapping[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-    """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in Hermes.
+    """A call as the environment reads calls: in the format that its `info["call_format"]` names, or in the usual one.
 
     Raises:
         ProblemError: `invalid_request`, if the format has no form for the call.
     """
-    form = FORMATS.get(str(info.get("call_format")), FORMATS["hermes"])
+    form = FORMATS.get(str(info.get("call_format")), FORMATS[DEFAULT_CALL_FORMAT])
     schemas = {each: tool["inputSchema"] for each, tool in own_tools(info).items()}
     try:
         return form.write([ToolCall(name, arguments)], schemas=schemas)

@@ -48,10 +48,10 @@ from rollgym.env_server.protocols.ors_forms import (
     Refused,
     action_of,
     call_id,
-    checked_split,
     event,
     has_own_tools,
     messages_payload,
+    offered_split,
     opening_requests,
     parse_call_id,
     prompt_payload,
@@ -234,7 +234,7 @@ async def ors_splits(call: Call, env_id: PathId) -> Response:
 @_of_environment("POST", "/num_tasks", response_model=OrsCount, responses=_SAYS)
 async def ors_num_tasks(call: Call, env_id: PathId, request: OrsSplitRequest) -> Response:
     """ORS: how many tasks a split has."""
-    checked_split(await _described(call, env_id), request.split)
+    offered_split(await _described(call, env_id), request.split)
     return call.answer({"num_tasks": TASKS})
 
 
@@ -242,7 +242,7 @@ async def ors_num_tasks(call: Call, env_id: PathId, request: OrsSplitRequest) ->
 async def ors_tasks(call: Call, env_id: PathId, request: OrsSplitRequest) -> Response:
     """ORS: the tasks of a split."""
     described = await _described(call, env_id)
-    tasks = tasks_between(checked_split(described, request.split))
+    tasks = tasks_between(offered_split(described, request.split))
     return call.answer({"tasks": tasks, "env_name": described["env_id"]})
 
 
@@ -250,7 +250,7 @@ async def ors_tasks(call: Call, env_id: PathId, request: OrsSplitRequest) -> Res
 async def ors_task_range(call: Call, env_id: PathId, request: OrsRangeRequest) -> Response:
     """ORS: some tasks of a split."""
     described = await _described(call, env_id)
-    tasks = tasks_between(checked_split(described, request.split), request.start, request.stop)
+    tasks = tasks_between(offered_split(described, request.split), request.start, request.stop)
     return call.answer({"tasks": tasks, "env_name": described["env_id"]})
 
 
@@ -258,7 +258,7 @@ async def ors_task_range(call: Call, env_id: PathId, request: OrsRangeRequest) -
 async def ors_task(call: Call, env_id: PathId, request: OrsTaskRequest) -> Response:
     """ORS: one task of a split."""
     described = await _described(call, env_id)
-    task = task_at(checked_split(described, request.split), request.index)
+    task = task_at(offered_split(described, request.split), request.index)
     return call.answer({"task": task, "env_name": described["env_id"]})
 
 

@@ -203,7 +203,7 @@ def split_payload(name: str) -> dict[str, str]:
     return {"name": name, "type": _SPLIT_TYPES.get(name, "validation")}
 
 
-def checked_split(described: Mapping[str, Any], split: str) -> str:
+def offered_split(described: Mapping[str, Any], split: str) -> str:
     """Return a split that the environment has.
 
     Raises:
@@ -250,11 +250,11 @@ def opening_requests(
     if task is None:
         assert create.split is not None
         assert create.index is not None
-        split = checked_split(described, create.split)
+        split = offered_split(described, create.split)
         task = OrsTask(**task_at(split, create.index))
     kwargs = dict(task.kwargs or {})
     if task.split is not None:
-        split = checked_split(described, task.split)
+        split = offered_split(described, task.split)
         if "split" in described["kwargs_schema"].get("properties", {}):
             kwargs.setdefault("split", split)
     return {

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 import gymnasium
 from gymnasium import Space
 
+from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.metrics import OperationTimes
 
 Spaces = tuple[Space[Any], Space[Any]]
@@ -126,7 +127,7 @@ class Worker(ABC):
     and `make` with the same key puts a new one there.
     """
 
-    isolation: ClassVar[Literal["inline", "thread", "process"]]
+    isolation: ClassVar[Isolation]
 
     def __init__(self) -> None:
         self.times = OperationTimes()

@@ -12,7 +12,7 @@ import gymnasium
 from pydantic import Field
 
 from rollgym.clients.protocol.spaces import UnicodeText
-from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.protocol.tool_calls import DEFAULT_CALL_FORMAT, ToolCall
 from rollgym.clients.replies.formats.calls import (
     Reading,
     read_calls,
@@ -22,7 +22,7 @@ from rollgym.envs.core.hooks import bridge_old_names, checked_options, complete_
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
 from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
 
-CallFormat = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
+CallFormatName = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
 CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]
 StepLimit = Annotated[int, Field(ge=1, le=1000, description="Steps after which an episode is truncated.")]
 
@@ -138,7 +138,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         *,
         max_calls_per_turn: CallsPerTurn,
         max_episode_steps: StepLimit,
-        call_format: CallFormat = "hermes",
+        call_format: CallFormatName = DEFAULT_CALL_FORMAT,
         format_penalty: Annotated[
             float, Field(description="Added to the reward of a reply that cannot be read.")
         ] = 0.0,

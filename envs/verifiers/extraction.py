@@ -90,7 +90,7 @@ class Found:
     parts: int = 1
 
 
-def strip_thinking(response: str) -> str:
+def without_thoughts(response: str) -> str:
     """Return what a response says outside its thoughts, as far as an answer is looked for in it."""
     return thinking.strip_thinking(response, ANSWER_WITHIN)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field
 
-from rollgym.clients.protocol.tool_calls import ToolCall
+from rollgym.clients.protocol.tool_calls import DEFAULT_CALL_FORMAT, ToolCall
 from rollgym.clients.replies.formats.calls import Schemas, read_calls
 from rollgym.clients.replies.formats.table import FORMATS, format_named
 from rollgym.clients.replies.marks import tagged
@@ -56,7 +56,7 @@ class FunctionCallsEnv(GeneratingVerifier):
         ] = CATEGORIES,
         call_format: Annotated[
             str, OneOf(*FORMATS), Field(description="How the policy writes calls.")
-        ] = "hermes",
+        ] = DEFAULT_CALL_FORMAT,
         split: TaskSplit = None,
         render_mode: RenderMode = None,
     ) -> None:

@@ -32,8 +32,8 @@ from rollgym.envs.verifiers.extraction import (
     last_phrase,
     marked_answer,
     numbers_in,
-    strip_thinking,
     without_formulas,
+    without_thoughts,
 )
 from rollgym.envs.verifiers.latex import typeset, unwrapped, without_lead_in
 from rollgym.envs.verifiers.symbolic import Judgement, SymbolicComparison
@@ -196,7 +196,7 @@ class MathEnv(GeneratingVerifier):
             return Verdict(0.0, "error", f"bad_task: {error}")
         question = task.get("question", task.get("problem"))
         asked = asked_of(question)
-        text = strip_thinking(response)
+        text = without_thoughts(response)
         verdicts: list[Verdict] = []
         give_up = time.monotonic() + _MOST_TIMEOUTS * self._timeout_s
         for gold in references:

@@ -13,7 +13,7 @@ from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
 from rollgym.envs.verifiers.comparison import Asked, compare
-from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
+from rollgym.envs.verifiers.extraction import marked_answer, without_thoughts
 from rollgym.envs.verifiers.latex import canonical, in_one_form, unwrapped
 
 LETTERS = "ABCDEFGHIJ"
@@ -178,7 +178,7 @@ def read_choice(response: str, options: Mapping[str, str]) -> tuple[frozenset[st
         response: What was said.
         options: Texts by letter; an unknown text may be empty.
     """
-    text = in_one_form(strip_thinking(response))
+    text = in_one_form(without_thoughts(response))
     found = marked_answer(text, short=False)
     if found is not None:
         return _said(found.text, options), found.place

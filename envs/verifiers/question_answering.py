@@ -26,7 +26,7 @@ from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
 from rollgym.envs.verifiers.comparison import Asked, asked_of
 from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
-from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, strip_thinking
+from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, without_thoughts
 from rollgym.envs.verifiers.latex import plain, unwrapped
 from rollgym.envs.verifiers.numerals import read_value, spelt_number
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
@@ -145,7 +145,7 @@ class QuestionAnsweringEnv(GeneratingVerifier):
             references, rule = _read(task, self._rule)
         except ValueError as error:
             return Verdict(0.0, "error", f"bad_task: {error}")
-        text = strip_thinking(response)
+        text = without_thoughts(response)
         found = marked_answer(text)
         said = text.strip() if found is None else found.text
         if not said:

@@ -10,7 +10,7 @@ from pydantic import Field
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
-from rollgym.envs.verifiers.extraction import last_box, last_tag, strip_thinking
+from rollgym.envs.verifiers.extraction import last_box, last_tag, without_thoughts
 from rollgym.envs.verifiers.pool import CallFailed, CallTimeout, NoProcess, PoolShare
 from rollgym.extras import install_line
 
@@ -98,7 +98,7 @@ class ReasoningGymEnv(GeneratingVerifier):
             named = self._named(task)
         except ValueError as error:
             return Verdict(0.0, "error", f"bad_task: {error}")
-        text = strip_thinking(response)
+        text = without_thoughts(response)
         found = last_tag(text) or last_box(text)
         said = text.strip() if found is None else found.text
         if not said:

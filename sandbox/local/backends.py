@@ -11,14 +11,13 @@ from rollgym.sandbox.core.base import Guarantees, SandboxUnavailableError
 from rollgym.sandbox.kernel import calls, landlock, seccomp
 from rollgym.sandbox.local.supervised import SupervisedSandbox
 from rollgym.sandbox.supervisor import bwrap
-from rollgym.sandbox.supervisor.order import ConfinementName
 
 
 class NamespaceSandbox(SupervisedSandbox):
     """Runs each program in namespaces of its own, on a file system in memory, behind a filter of system calls."""
 
     name = "namespaces"
-    confinement: ClassVar[ConfinementName] = "namespaces"
+    confinement: ClassVar[str] = "namespaces"
     claims = Guarantees(
         backend="namespaces",
         level="namespaces",
@@ -63,7 +62,7 @@ class BubblewrapSandbox(SupervisedSandbox):
     """Runs each program in namespaces made by `bwrap`, behind our own filter of system calls."""
 
     name = "bubblewrap"
-    confinement: ClassVar[ConfinementName] = "bubblewrap"
+    confinement: ClassVar[str] = "bubblewrap"
     claims = replace(NamespaceSandbox.claims, backend="bubblewrap")
 
     def remedy(self, reason: str) -> str:
@@ -103,7 +102,7 @@ class LandlockSandbox(HostDirectorySandbox):
     """Runs each program under Landlock and a filter of system calls that leaves it no sockets but Unix pairs."""
 
     name = "landlock"
-    confinement: ClassVar[ConfinementName] = "landlock"
+    confinement: ClassVar[str] = "landlock"
     claims = replace(NamespaceSandbox.claims, backend="landlock", level="landlock", disk=False)
 
     def remedy(self, reason: str) -> str:
@@ -124,7 +123,7 @@ class UnsafeSandbox(HostDirectorySandbox):
     """Runs each program as the server's own user, with limits of time, memory and file size. Used by name only."""
 
     name = "unsafe"
-    confinement: ClassVar[ConfinementName] = "unsafe"
+    confinement: ClassVar[str] = "unsafe"
     claims = Guarantees(
         backend="unsafe",
         level="none",

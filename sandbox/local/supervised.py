@@ -36,7 +36,7 @@ from rollgym.sandbox.core.outcomes import Facts, classify
 from rollgym.sandbox.core.probe import probe_sandbox
 from rollgym.sandbox.core.uploads import EndedSession, refused
 from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
-from rollgym.sandbox.supervisor.order import ConfinementName, Order, Stage
+from rollgym.sandbox.supervisor.order import Order, Stage
 
 _CHUNK = 1 << 16
 
@@ -132,7 +132,7 @@ class Launcher:
         confinement: The usual confinement of its runs.
     """
 
-    def __init__(self, confinement: ConfinementName) -> None:
+    def __init__(self, confinement: str) -> None:
         self._confinement = confinement
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -206,7 +206,8 @@ class SupervisedSandbox:
 
     name: str
     claims: Guarantees
-    confinement: ClassVar[ConfinementName]
+    confinement: ClassVar[str]
+    """The name of what surrounds a run, in `supervisor/confinements.py`."""
 
     def __init__(self, *, read_only: Sequence[str] = (), cgroups: bool = True) -> None:
         self._read_only, self._cgroups = tuple(read_only), cgroups

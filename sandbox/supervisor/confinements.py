@@ -9,7 +9,7 @@ from types import MappingProxyType
 from rollgym.sandbox.kernel import seccomp
 from rollgym.sandbox.supervisor import bwrap
 from rollgym.sandbox.supervisor.jails import Jail, NamespaceJail, PlainJail
-from rollgym.sandbox.supervisor.order import ConfinementName, Order
+from rollgym.sandbox.supervisor.order import Order
 
 # Root gives each run a user of its own, from a range that nothing else uses; a container may not have it.
 _FIRST_USER, _USERS = 0x70000000, 0x0FFFFFFF
@@ -56,7 +56,7 @@ def user_of_a_run() -> int:
     return user if any(first <= user < first + count for first, _, count in ranges) else _NOBODY
 
 
-CONFINEMENTS: Mapping[ConfinementName, Confinement] = MappingProxyType(
+CONFINEMENTS: Mapping[str, Confinement] = MappingProxyType(
     {
         "namespaces": Confinement(
             make_ready=lambda: seccomp.build_filter(platform.machine(), network=True),
@@ -72,4 +72,4 @@ CONFINEMENTS: Mapping[ConfinementName, Confinement] = MappingProxyType(
         "unsafe": Confinement(make_ready=lambda: None, jail=_unsafe, on_host=True),
     }
 )
-"""All of them. A name that is not among them is an error, and never taken for one without bounds."""
+"""All of them by name. A name that is not among them is an error, and never taken for one without bounds."""

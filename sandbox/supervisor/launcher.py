@@ -6,13 +6,11 @@ import os
 import signal
 import socket
 import sys
-from typing import cast
 
 from rollgym.sandbox.supervisor.cgroups import Parents, find_parents
 from rollgym.sandbox.supervisor.confinements import CONFINEMENTS
 from rollgym.sandbox.supervisor.frames import FrameError
 from rollgym.sandbox.supervisor.monitor import monitor
-from rollgym.sandbox.supervisor.order import ConfinementName
 
 
 def main() -> None:
@@ -24,7 +22,7 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Monitors need no burial.
     parents = find_parents()
     # Made once, and inherited by every monitor.
-    CONFINEMENTS[cast(ConfinementName, sys.argv[3])].make_ready()
+    CONFINEMENTS[sys.argv[3]].make_ready()
     gc.collect()
     gc.freeze()
     while True:

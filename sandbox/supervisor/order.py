@@ -2,12 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from rollgym.sandbox.core.limits import Limits
-
-ConfinementName = Literal["namespaces", "bubblewrap", "landlock", "unsafe"]
-"""What surrounds a run; what each does is in `confinements.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,7 @@ class Order:
     """The description of a run that the server sends to a monitor.
 
     Attributes:
-        confinement: The kind of jail that the run gets.
+        confinement: The name of what surrounds the run (`confinements.py`).
         stages: Run one after another, until one fails.
         limits: The limits of the last stage; stages name their differences.
         environment: Environment variables.
@@ -46,7 +43,7 @@ class Order:
         follows_input: Whether the last stage's input is read from a descriptor that comes with the order.
     """
 
-    confinement: ConfinementName
+    confinement: str
     stages: Sequence[Stage]
     limits: Limits
     environment: Mapping[str, str]

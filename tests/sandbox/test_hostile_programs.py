@@ -50,10 +50,12 @@ def answers(configuration: str, sandbox: Sandbox, host: Host) -> Iterator[Mappin
 
 
 def _promised(name: str, hostile: Hostile, sandbox: Sandbox) -> bool:
+    seen = sandbox.probe()
     # Without that guarantee, a signal to everyone would end this test.
-    signals = name.startswith("processes: signals") and not sandbox.probe().processes
+    signals = name.startswith("processes: signals") and not seen.processes
     compiled = hostile.program.language == "cpp" and host_toolchain().cxx is None
-    return sandbox.name not in hostile.not_for and not signals and not compiled
+    disk = hostile.bounded_disk is None or hostile.bounded_disk is seen.disk
+    return disk and sandbox.name not in hostile.not_for and not signals and not compiled
 
 
 @pytest.mark.parametrize("name", ALL)

@@ -18,8 +18,9 @@ from rollgym.sandbox.core.base import (
     SandboxSession,
     SandboxUnavailableError,
 )
+from rollgym.sandbox.core.kinds import BY_NAME
 from rollgym.sandbox.core.limits import DEFAULT_LIMITS, Limits
-from rollgym.sandbox.selection import BACKENDS, known_backends, make_sandbox, open_cancellable, open_sandbox
+from rollgym.sandbox.selection import known_backends, make_sandbox, open_cancellable, open_sandbox
 from tests.support.processes import ROOT
 
 PACKAGE = '''
@@ -80,7 +81,7 @@ def roll_env(site: Path, *arguments: str, **environment: str) -> "subprocess.Com
 
 
 def test_it_is_known_and_opened_by_its_name(site: Path) -> None:
-    assert set(known_backends()) == {*BACKENDS, "borrowed", "broken"}
+    assert set(known_backends()) == {*BY_NAME, "borrowed", "broken"}
     sandbox = open_sandbox("borrowed", minimum_level="none")
     assert sandbox.run(Program("bash", "echo hi")).stdout == b"hi\n"
     sandbox.close()

@@ -18,7 +18,7 @@ from rollgym.sandbox.core.outcomes import Facts, classify
 from rollgym.sandbox.supervisor.entering import enter
 from rollgym.sandbox.supervisor.files import collect, lay
 from rollgym.sandbox.supervisor.frames import FrameError, receive_frame, send_frame
-from rollgym.sandbox.supervisor.order import ConfinementName, Order
+from rollgym.sandbox.supervisor.order import Order
 
 
 @given(
@@ -155,9 +155,8 @@ def test_what_a_container_is_shown_below_its_own_folders_stays(
 
 
 def test_a_confinement_that_nobody_knows_runs_nothing() -> None:
-    misspelt: ConfinementName = "landlok"  # type: ignore[assignment]
     order = Order(
-        confinement=misspelt, stages=(), limits=Limits(), environment={}, directory="/", file_names=()
+        confinement="landlok", stages=(), limits=Limits(), environment={}, directory="/", file_names=()
     )
     with pytest.raises(KeyError, match="landlok"):
         enter(order, None)

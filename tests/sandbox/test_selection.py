@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from rollgym.sandbox.core.base import Outcome, Program, SandboxUnavailableError
+from rollgym.sandbox.core.kinds import BY_NAME
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.local.backends import NamespaceSandbox
-from rollgym.sandbox.selection import BACKENDS, make_sandbox, open_sandbox, survey
+from rollgym.sandbox.selection import make_sandbox, open_sandbox, survey
 
 
 def test_the_best_one_is_opened_and_is_never_the_unsafe_one() -> None:
@@ -66,4 +67,4 @@ def test_a_broken_promise_takes_the_level(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_survey_has_every_back_end_once() -> None:
-    assert [name for name, _ in survey()] == [name for name in BACKENDS if name != "remote"]
+    assert [name for name, _ in survey()] == [name for name in BY_NAME if name != "remote"]

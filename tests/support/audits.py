@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from rollgym.clients.audit.card import Card, Entry, Verdict
 from rollgym.clients.audit.runner import run_audit
-from rollgym.clients.audit.subject import Budget, Settings, Subject, discover
+from rollgym.clients.audit.subject import AuditSettings, Budget, Subject, discover
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.measuring.metrics import queued_seconds, resident_of_tree
 from rollgym.clients.process.local_server import LocalServer
@@ -59,7 +59,7 @@ class Auditor:
                 env=await client.env(env_id),
                 kwargs={},
                 client=client,
-                settings=Settings(episodes=8),
+                settings=AuditSettings(episodes=8),
                 budget=Budget(60.0),
                 action_space=known.action_space,
                 first_info=known.info,
@@ -71,9 +71,9 @@ class Auditor:
             return await audit(subject)
 
     def audit(self, env_id: str, kwargs: Mapping[str, Any] | None = None, **settings: Any) -> Card:
-        return asyncio.run(self._audit(env_id, kwargs or {}, Settings(**({"episodes": 20} | settings))))
+        return asyncio.run(self._audit(env_id, kwargs or {}, AuditSettings(**({"episodes": 20} | settings))))
 
-    async def _audit(self, env_id: str, kwargs: Mapping[str, Any], settings: Settings) -> Card:
+    async def _audit(self, env_id: str, kwargs: Mapping[str, Any], settings: AuditSettings) -> Card:
         async with EnvClient(self._here.url) as client:
             return await run_audit(
                 client,

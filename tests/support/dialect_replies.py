@@ -2,7 +2,7 @@
 
 from rollgym.trainer.inference.base import SamplingParams
 from rollgym.trainer.inference.servers.chunks import GenerationCall
-from rollgym.trainer.inference.servers.dialect import Capabilities
+from rollgym.trainer.inference.servers.dialect import ServerCapabilities
 from rollgym.trainer.inference.servers.sglang import SglangDialect
 from rollgym.trainer.inference.servers.vllm import VllmDialect
 
@@ -17,7 +17,7 @@ def capabilities(**changes):
         "weight_label": "default",
         "spans": True,
     }
-    return Capabilities(**(plain | changes))
+    return ServerCapabilities(**(plain | changes))
 
 
 VLLM = VllmDialect(capabilities())

@@ -10,13 +10,13 @@ from rollgym.env_server.protocols.faces import GROUP as FACES
 from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings
 from rollgym.trainer.algorithms.group_filters import FilterSettings
 from rollgym.trainer.algorithms.surrogates import SurrogateSettings
-from rollgym.trainer.config.backend import KINDS
+from rollgym.trainer.config.backend import BACKENDS_BY_NAME
 from rollgym.trainer.config.inference import SERVERS
 from rollgym.trainer.config.output import GROUP
 
 GROUPS_OF_RUNS = frozenset(
     {get_args(part)[1].group for part in (AdvantageSettings, SurrogateSettings, FilterSettings)}
-    | {KINDS.group, SERVERS.group, GROUP, CALL_FORMATS}
+    | {BACKENDS_BY_NAME.group, SERVERS.group, GROUP, CALL_FORMATS}
 )
 """Entry points by which packages add kinds to a run."""
 GROUPS_OF_SERVERS = frozenset({UPSTREAM_PROTOCOLS, FACES})

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from rollgym.trainer.algorithms.advantage_settings import AdvantageSettings, GroupAdvantage
+from rollgym.trainer.algorithms.advantage_settings import ADVANTAGES, AdvantageSettings, GroupAdvantage
 from rollgym.trainer.algorithms.filter_settings import AllEpisodes, EpisodeSettings, RewardSettings
 from rollgym.trainer.algorithms.group_filters import FilterSettings, NoFilter
 from rollgym.trainer.algorithms.loss_settings import (
@@ -29,7 +29,10 @@ from rollgym.trainer.algorithms.token_settings import (
     TruncateCorrection,
     correction_named,
 )
+from rollgym.trainer.core.kinds import kind_of
 from rollgym.trainer.core.strict import Amount, Settings
+
+_READERS_OF_CRITICS = " and ".join(f"'{kind_of(each)}'" for each in ADVANTAGES if each.reads_critic)
 
 
 class AlgorithmSettings(Settings):
@@ -46,7 +49,7 @@ class AlgorithmSettings(Settings):
     episodes: EpisodeSettings = AllEpisodes()
     reward: RewardSettings = RewardSettings()
     critic: CriticSettings | None = Field(
-        None, description="Needed by the advantages 'gae' and 'bi_level_gae'."
+        None, description=f"Needed by the advantages {_READERS_OF_CRITICS}."
     )
     positive_nll: PositiveNllSettings = PositiveNllSettings()
     entropy_coefficient: float = Field(

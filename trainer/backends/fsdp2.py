@@ -36,7 +36,7 @@ from rollgym.trainer.backends.optimizer import (
     plain_state,
     what_broke,
 )
-from rollgym.trainer.backends.packing import PackedRows, sharing_and_packing
+from rollgym.trainer.backends.packing import PackingChoice, sharing_and_packing
 from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend, ShardedModel
@@ -280,7 +280,7 @@ def fsdp2_model(
     tokens_per_micro_batch: int,
     cpu_offload: bool = False,
     shared_prefixes: Literal["auto", "off"] = "off",
-    packed_rows: PackedRows = "off",
+    packed_rows: PackingChoice = "off",
 ) -> ShardedModel:
     """Return one rank's part of a model that stays as it is.
 

@@ -16,11 +16,11 @@ from rollgym.trainer.backends.prefix_tree import CallCosts
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.packed_attention import name_of_kernel
 
-PackedRows = Literal["auto", "on", "off"]
+PackingChoice = Literal["auto", "on", "off"]
 """Values of `optimizer.packed_rows`: whether rows are packed without padding."""
 
 
-def may_pack(setting: PackedRows, attention: str, device: torch.device, dtype: torch.dtype) -> bool:
+def may_pack(setting: PackingChoice, attention: str, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether rows are packed if the model can compute them so.
 
     Args:
@@ -34,7 +34,7 @@ def may_pack(setting: PackedRows, attention: str, device: torch.device, dtype: t
     return setting == "on"
 
 
-def packs_rows(head: Head, setting: PackedRows, device: torch.device, dtype: torch.dtype) -> bool:
+def packs_rows(head: Head, setting: PackingChoice, device: torch.device, dtype: torch.dtype) -> bool:
     """Decide whether the rows of a head's model are packed.
 
     Args:
@@ -110,7 +110,7 @@ def sharing_costs(head: Head, setting: Literal["auto", "off"], device: torch.dev
 def sharing_and_packing(
     head: Head,
     shared_prefixes: Literal["auto", "off"],
-    packed_rows: PackedRows,
+    packed_rows: PackingChoice,
     device: torch.device,
     dtype: torch.dtype,
 ) -> tuple[CallCosts | None, bool]:

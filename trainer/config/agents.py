@@ -12,13 +12,17 @@ from pydantic import Field, GetCoreSchemaHandler, field_validator
 from pydantic_core import core_schema
 
 from rollgym.clients.process.modules import FormerNameWarning
-from rollgym.suggestions import did_you_mean
+from rollgym.sandbox.core.kinds import SANDBOXES, kind_named
+from rollgym.suggestions import alternatives, did_you_mean
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.strict import Count, Seconds, ServerUrl, Settings, UserPath
 
 AgentKind = Literal["coroutine", "service", "program"]
 
-_SANDBOX = re.compile(r"none|namespaces|bubblewrap|docker(:.+)?")
+_SANDBOXES = tuple(each for each in SANDBOXES if each.holds_agents)
+_NO_SANDBOX = "none"
+SANDBOX_NAMES = tuple(name for each in _SANDBOXES for name in each.names)
+"""How the sandboxes are named that agents' programs can run in."""
 _ATTRIBUTE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -93,9 +97,10 @@ class AgentsSettings(Settings):
         {}, description="Further environment variables of an agent's program."
     )
     sandbox: str = Field(
-        "none",
-        description="Where an agent's program runs: 'none' (as the trainer's user), 'namespaces', 'bubblewrap', "
-        "'docker' or 'docker:IMAGE'. In a sandbox it reaches the endpoint at 127.0.0.1, and nothing else.",
+        _NO_SANDBOX,
+        description=f"Where an agent's program runs: '{_NO_SANDBOX}' (as the trainer's user), "
+        f"{alternatives([repr(name) for name in SANDBOX_NAMES])}. In a sandbox it reaches the endpoint at 127.0.0.1, "
+        "and nothing else.",
     )
     sandbox_read_only: list[UserPath] = Field(
         [],
@@ -120,8 +125,8 @@ class AgentsSettings(Settings):
     @field_validator("sandbox")
     @classmethod
     def _sandbox_is_a_boundary(cls, value: str) -> str:
-        if not _SANDBOX.fullmatch(value):
-            raise ValueError(f"'{value}' is none of none, namespaces, bubblewrap, docker and docker:IMAGE")
+        if value != _NO_SANDBOX and kind_named(value) not in _SANDBOXES:
+            raise ValueError(f"'{value}' is none of {', '.join((_NO_SANDBOX, *SANDBOX_NAMES))}")
         return value
 
     @field_validator("sandbox_read_only")
@@ -135,7 +140,13 @@ class AgentsSettings(Settings):
     @property
     def sandboxed(self) -> bool:
         """Whether programs run in a sandbox."""
-        return self.sandbox != "none"
+        return self.sandbox != _NO_SANDBOX
+
+    @property
+    def runs_images(self) -> bool:
+        """Whether programs are those of an image, which may not be on this machine."""
+        kind = kind_named(self.sandbox)
+        return kind is not None and kind.of_images
 
     @field_validator("public_url")
     @classmethod

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rollgym.suggestions import alternatives
 from rollgym.trainer.core.kinds import Named
 from rollgym.trainer.core.strict import Amount, Seconds, Settings
 
@@ -150,7 +151,7 @@ BACKENDS = (
 )
 """Ours, in the order of the documentation."""
 
-KINDS: Named[BackendKind] = Named(
+BACKENDS_BY_NAME: Named[BackendKind] = Named(
     "rollgym.backends", BackendKind, MappingProxyType({each.name: each for each in BACKENDS})
 )
 """All of them by name, with those of other packages."""
@@ -176,7 +177,7 @@ class MeshSettings(Settings):
 class BackendSettings(Settings):
     """The backend that computes the training steps of the policy and the critic."""
 
-    kind: Annotated[str, KINDS] = Field(
+    kind: Annotated[str, BACKENDS_BY_NAME] = Field(
         "torch",
         description=" ".join(f"{each.name}: {each.described}." for each in BACKENDS),
     )
@@ -211,7 +212,7 @@ class BackendSettings(Settings):
     @property
     def what(self) -> BackendKind:
         """What is to be known of its kind."""
-        return KINDS[self.kind]
+        return BACKENDS_BY_NAME[self.kind]
 
     @property
     def in_process(self) -> bool:
@@ -227,9 +228,10 @@ class BackendSettings(Settings):
     def _ranks_are_the_mesh(self) -> Self:
         if self.in_process:
             if odd := self.changed(*sorted(set(type(self).model_fields) - {"kind"})):
+                divided = alternatives([each.name for each in BACKENDS if each.dimensions])
                 raise ValueError(
                     f"{', '.join(odd)}: kind '{self.kind}' computes in the run's own process and reads none of it: set "
-                    "kind to fsdp2 or deepspeed, or leave it out"
+                    f"kind to {divided}, or leave it out"
                 )
             return self
         sizes = {name: getattr(self.mesh, name) for name in MeshSettings.model_fields}
@@ -255,7 +257,7 @@ class BackendSettings(Settings):
             raise ValueError(
                 f"mesh.expert {self.mesh.expert} does not divide the {self.data} ranks of mesh.data"
             )
-        for name in ("zero_stage", "sequence_parallel", "cpu_offload"):
+        for name in dict.fromkeys(name for each in BACKENDS for name in each.reads):
             if name not in self.what.reads and self.changed(name):
                 kinds = [each.name for each in BACKENDS if name in each.reads]
                 named = " and ".join(f"'{kind}'" for kind in kinds)

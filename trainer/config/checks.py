@@ -13,8 +13,8 @@ from gymnasium.envs.registration import registry
 from rollgym.clients.process.modules import installed_environments
 from rollgym.extras import install_line, install_line_of
 from rollgym.gymnasium_plugin import NAMESPACE, register_environments
-from rollgym.suggestions import did_you_mean
-from rollgym.trainer.config.agents import AgentsSettings, agent_kind, command_line
+from rollgym.suggestions import alternatives, did_you_mean
+from rollgym.trainer.config.agents import SANDBOX_NAMES, AgentsSettings, agent_kind, command_line
 from rollgym.trainer.config.inference import read_servers
 from rollgym.trainer.config.model import check_model_path
 from rollgym.trainer.config.output import TRACKERS, TrackingSettings
@@ -112,7 +112,7 @@ def _of_evaluation(settings: RunSettings) -> Iterator[str]:
 
 
 def _of_examples(settings: RunSettings) -> Iterator[str]:
-    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    how = settings.pipeline
     if how is None:
         return
     section = settings.section
@@ -286,7 +286,7 @@ def _check_agent(settings: RunSettings) -> None:
     agent = settings.rollout.agent
     agents = settings.agents
     if agent is not None and agent_kind(agent) == "program":
-        command_line(agent, here=not agents.sandbox.startswith("docker"))
+        command_line(agent, here=not agents.runs_images)
         address = agents.host, agents.port, agents.public_url
         if agents.sandboxed and address != (AgentsSettings().host, AgentsSettings().port, None):
             raise ConfigError(
@@ -306,7 +306,7 @@ def _check_agent(settings: RunSettings) -> None:
     unread = agents.changed("sandbox_read_only", "sandbox_memory_mb", "sandbox_disk_mb")
     if unread and settings.rollout.black_box and not agents.sandboxed:
         raise ConfigError(
-            f"agents.{unread[0]} is read with agents.sandbox only: set that to namespaces, bubblewrap or docker, or "
+            f"agents.{unread[0]} is read with agents.sandbox only: set that to {alternatives(SANDBOX_NAMES)}, or "
             f"leave {unread[0]} out"
         )
     if not settings.rollout.black_box and settings.agents != AgentsSettings():
@@ -351,7 +351,7 @@ def check_resume(resume: str) -> None:
 
 def _example_files(settings: RunSettings) -> dict[str, str | None]:
     """Return the files of a pipeline's examples, by their keys."""
-    how = settings.sft or settings.dpo or settings.distill or settings.reward
+    how = settings.pipeline
     if how is None:
         return {}
     parts = (("data", how.data), ("held_out", how.held_out))

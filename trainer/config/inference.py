@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from rollgym.clients.protocol.addresses import server_parts
+from rollgym.suggestions import alternatives
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.kinds import Named
 from rollgym.trainer.core.strict import Amount, Count, Seconds, Settings, UserPath
@@ -37,6 +38,7 @@ class ServerKind:
         name: Its name in `inference.kind`; launched, it is looked for as a package of this name, with an extra of it.
         title: Its name for people.
         program: `module:attribute` of its `ServerProgram`: what is said to it, and how it is started.
+        launched_from: The oldest release that knows all switches with which runs start it.
         group: `module:attribute` of a function that meets its ranks, to broadcast weights to them; empty if it takes
             none.
         group_package: Which package that needs beside the trainer where NCCL broadcasts; empty for none.
@@ -49,6 +51,7 @@ class ServerKind:
     name: str
     title: str
     program: str = ""
+    launched_from: str = ""
     group: str = ""
     group_package: str = ""
     admin_key: bool = False
@@ -93,6 +96,7 @@ INFERENCE_SERVERS = (
         name="vllm",
         title="vLLM",
         program="rollgym.trainer.inference.servers.vllm_server:VLLM",
+        launched_from="0.31",
         group="rollgym.trainer.learn.weights.broadcast:vllm_group",
         group_package="vllm",
         inexact="the server reports log-probabilities before temperature, top_p and top_k: requests with other values "
@@ -103,6 +107,7 @@ INFERENCE_SERVERS = (
         name="sglang",
         title="SGLang",
         program="rollgym.trainer.inference.servers.sglang_server:SGLANG",
+        launched_from="0.5.20",
         group="rollgym.trainer.learn.weights.broadcast:sglang_group",
         admin_key=True,
         tells_checksums=True,
@@ -122,6 +127,12 @@ SAMPLERS: Named[ServerKind] = Named(
 
 ServerName = Annotated[str, SERVERS]
 """The name of a kind of inference servers."""
+
+
+def any_server() -> str:
+    """Return the names of all kinds of servers, for a message that advises to take one."""
+    return alternatives(SERVERS.names())
+
 
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -228,7 +239,7 @@ class InferenceSettings(Settings):
     """The engine that samples from the policy: in this process, or on servers."""
 
     kind: Annotated[str, SAMPLERS] = Field(
-        "embedded", description="The engine in this process, or the kind of the servers."
+        EMBEDDED.name, description="The engine in this process, or the kind of the servers."
     )
     urls: list[InferenceUrl] = Field([], description="Servers that run already and hold the policy's model.")
     urls_file: UserPath | None = Field(
@@ -298,7 +309,7 @@ class InferenceSettings(Settings):
     @property
     def embedded(self) -> bool:
         """Whether the policy is sampled in this process."""
-        return self.kind == "embedded"
+        return self.kind == EMBEDDED.name
 
     @property
     def runs_already(self) -> bool:
@@ -315,7 +326,7 @@ class InferenceSettings(Settings):
         named = ", ".join(key for key, there in given.items() if there)
         if self.embedded and named:
             raise ValueError(
-                f"{named} names servers, and kind 'embedded' samples in this process: set kind to vllm or sglang, or "
+                f"{named} names servers, and kind 'embedded' samples in this process: set kind to {any_server()}, or "
                 f"leave {named} out"
             )
         if not self.embedded and sum(given.values()) != 1:
@@ -327,8 +338,8 @@ class InferenceSettings(Settings):
             raise ValueError(f"urls names {twice[0]} twice")
         if self.routed_experts and self.embedded:
             raise ValueError(
-                "routed_experts: the embedded engine does not tell which experts tokens took: set kind to vllm or "
-                "sglang, or leave routed_experts out"
+                "routed_experts: the embedded engine does not tell which experts tokens took: set kind to "
+                f"{any_server()}, or leave routed_experts out"
             )
         if self.sleep_level and self.launch is None and not self.embedded:
             raise ValueError(
@@ -341,7 +352,7 @@ class InferenceSettings(Settings):
         if self.embedded and (unread := [name for name in self.changed() if name != "sleep_level"]):
             raise ValueError(
                 f"{', '.join(unread)}: read where servers sample only, and kind 'embedded' samples in this process: "
-                "set kind to vllm or sglang, or leave it out"
+                f"set kind to {any_server()}, or leave it out"
             )
         return self
 
@@ -441,12 +452,12 @@ def disagreement(inference: InferenceSettings, weights: WeightSettings) -> str |
     if inference.embedded and transport != "in_process":
         return (
             f"weights.transport '{transport}' is for servers, and inference.kind is 'embedded': leave the transport "
-            "out, or set inference.kind to vllm or sglang"
+            f"out, or set inference.kind to {any_server()}"
         )
     if inference.embedded and (unread := [name for name in weights.changed() if name != "transport"]):
         return (
             f"weights.{unread[0]} is read where servers sample only, and inference.kind is 'embedded': leave it out, "
-            "or set inference.kind to vllm or sglang"
+            f"or set inference.kind to {any_server()}"
         )
     if not inference.embedded and transport == "in_process":
         return (

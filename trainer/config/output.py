@@ -25,9 +25,9 @@ class TrackerSettings(Settings):
     name: ClassVar[str]
     """Its key in `tracking`, or in `tracking.others`."""
     package: ClassVar[str] = ""
-    """What must be installed for it."""
+    """What must be installed for it, with an extra of its own name; empty for nothing."""
     board: ClassVar[str]
-    """`module:attribute` of what opens it, a `Board`, given these settings and the `RunIdentity`."""
+    """`module:attribute` of what opens it: an `OpenTracker`, given these settings and the `RunIdentity`."""
 
 
 class WandbSettings(TrackerSettings):

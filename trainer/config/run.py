@@ -124,6 +124,11 @@ class RunSettings(Settings):
         return next((name for name in SECTIONS if getattr(self, name) is not None), None)
 
     @property
+    def pipeline(self) -> SftSettings | DpoSettings | DistillSettings | RewardModelSettings | None:
+        """What stands in that section."""
+        return self.sft or self.dpo or self.distill or self.reward
+
+    @property
     def plays(self) -> bool:
         """Whether the policy plays episodes in this run."""
         on_policy = self.distill is not None and self.distill.on_policy

@@ -43,6 +43,8 @@ class RunMetric:
         unit: Unit of the number; empty for a share, a mean of values without a unit, or a count of events.
         console: Its place on the console, if it has one.
         curve: Its line in the report, if it has one.
+        plot: The title of its plot in `curves.png`; empty if it is not drawn there.
+        of_domains: Its heading in the report's table of domains; empty if it is none of them.
         is_part: Whether it is one of the parts that the time of a step is divided into.
     """
 
@@ -51,7 +53,14 @@ class RunMetric:
     unit: str = ""
     console: Column | None = None
     curve: Curve | None = None
+    plot: str = ""
+    of_domains: str = ""
     is_part: bool = False
+
+
+def number_of_domain(name: str) -> str:
+    """Return what a metric is called below `domain/DOMAIN/`, such as `success` for "rollout/success"."""
+    return name.removeprefix("rollout/")
 
 
 def pictures(metrics: Iterable[RunMetric], *, of_learning: bool = False) -> dict[str, dict[str, str]]:

@@ -9,12 +9,16 @@ _EPISODES = (
         "share of the step's episodes that were solved",
         console=Column("success", "{:.3f}"),
         curve=Curve("Success and reward while training", "success"),
+        plot="success, training episodes",
+        of_domains="success",
     ),
     RunMetric(
         "rollout/reward",
         "reward of an episode",
         console=Column("reward", "{:.3f}"),
         curve=Curve("Success and reward while training", "reward"),
+        plot="reward per training episode",
+        of_domains="reward",
     ),
     RunMetric("rollout/turns", "turns of an episode", curve=Curve("Turns in an episode", "turns")),
     RunMetric("rollout/action_tokens", "sampled tokens of an episode", "tokens"),
@@ -34,17 +38,20 @@ _EPISODES = (
         "sampled tokens of a reply; every reply counts once",
         "tokens",
         curve=Curve("Response length (tokens)", "mean"),
+        of_domains="response tokens",
     ),
     RunMetric(
         "response/tokens_p95",
         "what 95 % of the replies do not exceed",
         "tokens",
         curve=Curve("Response length (tokens)", "95 % within"),
+        of_domains="95 % within",
     ),
     RunMetric(
         "response/clipped",
         "share of replies that were cut off at `rollout.max_new_tokens`",
         curve=Curve("Replies", "cut at the longest length"),
+        of_domains="cut",
     ),
     RunMetric(
         "outcome/{outcome}",
@@ -106,6 +113,7 @@ _OBJECTIVE = (
         "nats",
         console=Column("entropy", "{:.3f}"),
         curve=Curve("Entropy per token (nats)", "entropy"),
+        plot="entropy per token (nats)",
     ),
     RunMetric(
         "policy/kl_reference",
@@ -226,6 +234,7 @@ _STALENESS = (
         "versions",
         console=Column("staleness", "{:.2f}"),
         curve=Curve("Staleness (versions)", "mean"),
+        plot="staleness (versions)",
     ),
     RunMetric("rollout/lag_max", "the largest", "versions", curve=Curve("Staleness (versions)", "largest")),
 )
@@ -250,6 +259,7 @@ _MISMATCH = (
         "the estimate k3 of it",
         "nats",
         curve=Curve("Engine and trainer apart (KL)", "k3"),
+        of_domains="mismatch k3",
     ),
 )
 
@@ -375,26 +385,42 @@ _TIMES = (
 
 # Where the time of an episode goes.
 _EPISODE_TIMES = (
-    RunMetric("episode/seconds_mean", "the whole episode", "s", curve=Curve("Seconds of an episode", "mean")),
+    RunMetric(
+        "episode/seconds_mean",
+        "the whole episode",
+        "s",
+        curve=Curve("Seconds of an episode", "mean"),
+        of_domains="seconds",
+    ),
     RunMetric(
         "episode/seconds_p95",
         "what 95 % of the episodes do not exceed",
         "s",
         curve=Curve("Seconds of an episode", "95 % within"),
     ),
-    RunMetric("episode/generate_s", "waits for a reply: in the engine, and in line before it", "s"),
     RunMetric(
-        "episode/environment_s", "waits for its environment: `reset` and `step`, and the way there", "s"
+        "episode/generate_s",
+        "waits for a reply: in the engine, and in line before it",
+        "s",
+        of_domains="generate",
+    ),
+    RunMetric(
+        "episode/environment_s",
+        "waits for its environment: `reset` and `step`, and the way there",
+        "s",
+        of_domains="environment",
     ),
     RunMetric(
         "episode/verify_s",
         "waits for a verifier's verdict (environments of kind `stateless`), or `rollout.reward`",
         "s",
+        of_domains="verify",
     ),
     RunMetric(
         "episode/queue_s",
         "waits for a session, because the server makes a new one or allows fewer than there are episodes",
         "s",
+        of_domains="queue",
     ),
     RunMetric(
         "episode/agent_s",

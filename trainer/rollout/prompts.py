@@ -149,17 +149,13 @@ class ChatRenderer:
                 "(the environment's describe_tools)"
             )
 
-    def tail(self, messages: Sequence[Message], last_id: int) -> list[int]:
-        """Return the ids that follow a reply: the closing of the policy's turn, new messages, the next opening.
+    def tail(self, messages: Sequence[Message], last_id: int) -> Prompt:
+        """Return what follows a reply: the closing of the policy's turn, new messages, the next opening.
 
         Args:
             messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
-        return self.read_tail(messages, last_id).ids
-
-    def read_tail(self, messages: Sequence[Message], last_id: int) -> Prompt:
-        """Return the ids that follow a reply, and the pictures among them; see `tail`."""
         ids = self._ids_of_text(self._tail_text(messages))
         return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
 
@@ -367,7 +363,7 @@ class PromptBuilder:
         if thread is None:
             return self.renderer.read(messages, self._tools)
         segment = trajectory.segments[thread.segment]
-        tail = self.renderer.read_tail(messages[len(thread.messages) :], segment.ids[-1])
+        tail = self.renderer.tail(messages[len(thread.messages) :], segment.ids[-1])
         if not (segment.images or tail.images):
             return Prompt(segment.ids + tail.ids)
         images = (*segment.images, *(image.moved(len(segment.ids)) for image in tail.images))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rollgym.clients.process.modules import add_version
 from rollgym.command_line import CommandParser
 from rollgym.extras import missing_extra
+from rollgym.suggestions import alternatives
 from rollgym.trainer.config.agents import ToolFormats
 from rollgym.trainer.config.inference import INFERENCE_SERVERS, SERVERS
 from rollgym.trainer.core.errors import ConfigError, TrainerError
@@ -75,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add_version(parser)
     model = parser.add_argument_group("the policy")
     model.add_argument("--model", required=True, help="folder or hub name: its tokenizer and chat template")
-    servers = " or ".join(each.title for each in INFERENCE_SERVERS)
+    servers = alternatives([each.title for each in INFERENCE_SERVERS])
     model.add_argument(
         "--upstream", metavar="URL", help=f"{servers} server; without it the model is run here"
     )

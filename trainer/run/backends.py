@@ -116,7 +116,7 @@ def run_schedule(settings: RunSettings, peak: float) -> Schedule:
     )
 
 
-Role = Literal["policy", "critic", "reference", "warm_start"]
+ModelRole = Literal["policy", "critic", "reference", "warm_start"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class RankRecipe:
     """
 
     settings: RunSettings
-    role: Role
+    role: ModelRole
     start: Path | None = None
     learning_rate: float = 0.0
 
@@ -177,7 +177,7 @@ class RankRecipe:
         return run_schedule(self.settings, peak)
 
 
-def _role_head(settings: RunSettings, role: Role, model: PreTrainedModel) -> Head:
+def _role_head(settings: RunSettings, role: ModelRole, model: PreTrainedModel) -> Head:
     if role == "policy":
         return training_head(settings, model)
     return policy_head(model, 1.0 if role == "warm_start" else settings.rollout.temperature)

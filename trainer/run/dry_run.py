@@ -112,7 +112,7 @@ async def _inference(settings: RunSettings) -> str:
 
 def _examples(settings: RunSettings, console: RunConsole) -> str:
     """Read all examples, and render them as the run will."""
-    how = settings.sft or settings.dpo or settings.reward or settings.distill
+    how = settings.pipeline
     assert how is not None
     path = settings.model.path
     tokenizer = build_tiny_tokenizer() if path is None else load_tokenizer(model_folder(path))

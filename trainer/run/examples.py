@@ -184,7 +184,7 @@ async def _prepared(settings: RunSettings, policy: Policy, console: RunConsole) 
 
 
 def _of_data(settings: RunSettings, policy: Policy, console: RunConsole) -> Prepared:
-    how = settings.sft or settings.dpo or settings.reward or settings.distill
+    how = settings.pipeline
     assert how is not None
     rows = ExampleRows(policy.renderer, how, settings.model.max_length, console.say)
     match how:

@@ -37,9 +37,9 @@ from rollgym.trainer.inference.server_client.updates import TensorCarrier
 from rollgym.trainer.inference.server_pool.members import FileRoster, Roster
 from rollgym.trainer.inference.server_pool.pool import ServerPool
 from rollgym.trainer.inference.servers.dialect import (
-    Capabilities,
     InspectedServer,
     ServedModel,
+    ServerCapabilities,
     check_same_model,
     config_in,
     server_program,
@@ -83,7 +83,7 @@ class RunServerClient(ServerClient):
     ) -> None:
         inference, weights = settings.inference, settings.weights
         way = weights.chosen(inference)
-        assert inference.kind != "embedded"
+        assert not inference.embedded
         assert way != "in_process"
         super().__init__(
             url,
@@ -106,7 +106,7 @@ class RunServerClient(ServerClient):
             rollout.max_new_tokens, rollout.temperature, rollout.top_p, rollout.top_k
         )
 
-    async def connect(self) -> Capabilities:
+    async def connect(self) -> ServerCapabilities:
         """Ask the server what it can do.
 
         Raises:
@@ -384,7 +384,7 @@ def _server_client(
     inference, weights = settings.inference, settings.weights
     carrier = None
     if weights.chosen(inference) == "broadcast":
-        assert inference.kind != "embedded"
+        assert not inference.embedded
         carrier = TensorBroadcast(
             inference.kind,
             collective=weights.collective,
@@ -458,7 +458,7 @@ async def open_server(url: str, dialect: ServerName, key_variable: str) -> Async
 
     Args:
         url: The server's root.
-        dialect: The server's API, vLLM's or SGLang's.
+        dialect: The kind of the server.
         key_variable: Environment variable with its API key, if it requires one.
 
     Raises:

@@ -27,8 +27,8 @@ class RankMaker(Protocol):
     A head is that of the whole model on the first rank, and None on the others, which get their pieces of it.
     """
 
-    def check_division(self, backend: BackendSettings, model: SimpleNamespace) -> None:
-        """Refuse a mesh that a model, given by its config.json, does not divide by."""
+    def check_division(self, backend: BackendSettings, model: Any) -> None:
+        """Refuse a mesh that a model, given by its configuration, does not divide by."""
         ...
 
     def read_only(self, settings: RunSettings, head: "Head | None", group: "RankGroup") -> Any:
@@ -51,7 +51,7 @@ def maker_of(backend: BackendSettings) -> RankMaker:
 class Fsdp2Maker:
     """By torch's own sharding."""
 
-    def check_division(self, backend: BackendSettings, model: SimpleNamespace) -> None:
+    def check_division(self, backend: BackendSettings, model: Any) -> None:
         """Refuse a mesh that does not divide the heads of a layer."""
         check_tensor(model, backend.mesh.tensor)
 
@@ -93,7 +93,7 @@ class Fsdp2Maker:
 class DeepspeedMaker(Fsdp2Maker):
     """By ZeRO; what is not trained is divided as FSDP2 does it."""
 
-    def check_division(self, backend: BackendSettings, model: SimpleNamespace) -> None:
+    def check_division(self, backend: BackendSettings, model: Any) -> None:
         """Accept all: layers stay whole."""
 
     def trained(
@@ -119,7 +119,7 @@ class DeepspeedMaker(Fsdp2Maker):
 class MegatronMaker:
     """By Megatron-Core."""
 
-    def check_division(self, backend: BackendSettings, model: SimpleNamespace) -> None:
+    def check_division(self, backend: BackendSettings, model: Any) -> None:
         """Refuse a mesh that does not divide the model's layers, heads and experts."""
         mesh = backend.mesh
         shape = SimpleNamespace(

@@ -18,10 +18,12 @@ from rollgym.trainer.core.shutdown import GracefulShutdown
 from rollgym.trainer.run.layout import check_model
 
 LearningCommand = Literal["train", "sft", "dpo", "distill", "reward"]
-Settings = RunSettings | Mapping[str, Any] | Path | str | None
+SettingsSource = RunSettings | Mapping[str, Any] | Path | str | None
 
 
-def train(settings: Settings = None, /, *, command: LearningCommand = "train", **overrides: Any) -> Path:
+def train(
+    settings: SettingsSource = None, /, *, command: LearningCommand = "train", **overrides: Any
+) -> Path:
     """Train as `roll-train` does, and return the directory that the run leaves behind.
 
         rollgym.train("frozen_lake.yaml", steps=40, rollout={"group_size": 8, "reward": my_reward})
@@ -46,7 +48,7 @@ def train(settings: Settings = None, /, *, command: LearningCommand = "train", *
 
 
 async def train_async(
-    settings: Settings = None, /, *, command: LearningCommand = "train", **overrides: Any
+    settings: SettingsSource = None, /, *, command: LearningCommand = "train", **overrides: Any
 ) -> Path:
     """Train as `train` does, in the event loop that runs."""
     resolved = _resolved(settings, overrides, command)
@@ -117,7 +119,7 @@ def large_imports(what: str) -> Iterator[None]:
             gc.enable()
 
 
-def _resolved(settings: Settings, overrides: Mapping[str, Any], command: str) -> RunSettings:
+def _resolved(settings: SettingsSource, overrides: Mapping[str, Any], command: str) -> RunSettings:
     if isinstance(settings, RunSettings):
         if not overrides:
             return settings

@@ -329,10 +329,10 @@ def remedies(settings: RunSettings, shape: ModelShape, device_bytes: int) -> lis
     return found
 
 
-Change = Callable[[RunSettings], RunSettings]
+SettingsChange = Callable[[RunSettings], RunSettings]
 
 
-def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
+def _changes(settings: RunSettings) -> Iterator[tuple[str, SettingsChange]]:
     """Yield what makes a run smaller, cheap things first."""
     least = settings.model.max_length
     if not settings.model.gradient_checkpointing:
@@ -368,11 +368,11 @@ def _changes(settings: RunSettings) -> Iterator[tuple[str, Change]]:
             yield f"backend={{kind: fsdp2, ranks: {ranks}}}", _replaced(backend)
 
 
-def _replaced(backend: BackendSettings) -> Change:
+def _replaced(backend: BackendSettings) -> SettingsChange:
     return lambda settings: settings.model_copy(update={"backend": backend})
 
 
-def _with(section: str, **values: object) -> Change:
+def _with(section: str, **values: object) -> SettingsChange:
     def change(settings: RunSettings) -> RunSettings:
         part = getattr(settings, section).model_copy(update=values)
         return settings.model_copy(update={section: part})

@@ -26,18 +26,17 @@ from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.device import torch_device
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.learner import Models
-from rollgym.trainer.models.division import check_layout
 from rollgym.trainer.run.backends import (
+    ModelRole,
     RankRecipe,
-    Role,
     critic_backend,
     policy_backend,
     reference_model,
     warm_start_backend,
 )
-from rollgym.trainer.run.layout import check_combinations
+from rollgym.trainer.run.layout import check_combinations, maker_of
 from rollgym.trainer.run.policy import Policy, build_policy
-from rollgym.trainer.run.roles import RankGroups, mesh_shape
+from rollgym.trainer.run.roles import RankGroups
 
 
 class Movable(Protocol):
@@ -145,7 +144,7 @@ def _movable(settings: RunSettings, models: Models) -> Iterator[Movable]:
 
 _START = "start"
 
-_PLACED_AS: dict[Role, str] = {
+_PLACED_AS: dict[ModelRole, str] = {
     "policy": ACTOR_TRAIN,
     "warm_start": ACTOR_TRAIN,
     "critic": CRITIC,
@@ -294,10 +293,10 @@ class RankedModels:
         yield backend
         backend.drop()
 
-    def _recipe(self, role: Role) -> RankRecipe:
+    def _recipe(self, role: ModelRole) -> RankRecipe:
         return RankRecipe(self._settings, role, self._start)
 
-    def _made(self, role: Role, recipe: RankRecipe) -> RankedBackend:
+    def _made(self, role: ModelRole, recipe: RankRecipe) -> RankedBackend:
         # A reference that is the policy without its adapters shares the policy's device, and is offloaded with it.
         beside = role in ("reference", "warm_start") and self._settings.model.lora is not None
         ranks, devices = self._ranks[_PLACED_AS["policy" if beside else role]]
@@ -341,9 +340,8 @@ async def open_models(
     if settings.backend.in_process:
         yield OwnModels(settings, policy)
         return
-    if settings.backend.kind == "megatron":
-        config, parallel = policy.model.config, settings.backend.sequence_parallel
-        check_layout(config, mesh_shape(settings, settings.backend.ranks), sequence_parallel=parallel)
+    # A model that had to be fetched could not be looked at before.
+    maker_of(settings.backend).check_division(settings.backend, policy.model.config)
     _check_devices(settings, cluster.placement)
     placed = [cluster.placement.role(name) for name in (ACTOR_TRAIN, CRITIC, REFERENCE)]
     async with AsyncExitStack() as stack:

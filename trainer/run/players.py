@@ -352,9 +352,8 @@ def agent_runner(settings: RunSettings) -> AgentRunner | None:
 
 def _sandboxed_runner(settings: RunSettings, socket: Path) -> SandboxedRunner:
     agents = settings.agents
-    docker = agents.sandbox.startswith("docker")
-    words = command_line(settings.rollout.agent or "", here=not docker)
-    words = words if docker else absolute_words(words)
+    words = command_line(settings.rollout.agent or "", here=not agents.runs_images)
+    words = words if agents.runs_images else absolute_words(words)
     plan = SandboxPlan(
         agents.sandbox,
         agents.sandbox_read_only,

@@ -80,6 +80,8 @@ class CallFormat:
         grammar: How a policy is held to calls; None if it cannot be.
         template_marks: Texts by which a chat template is known to write calls so: one of them is enough. Empty where
             no model's template does.
+        form: How a call looks, in Markdown, for the documentation's table.
+        used_by: Who writes calls so, for the same table.
     """
 
     name: str
@@ -93,6 +95,8 @@ class CallFormat:
     whole: bool = False
     grammar: CallGrammar | None = None
     template_marks: tuple[str, ...] = ()
+    form: str = ""
+    used_by: str = ""
 
     def read(self, text: str, schemas: Schemas, *, strict: bool = True) -> Reading:
         """Read what a reply says outside thinking; no text raises.

@@ -93,4 +93,6 @@ HERMES = CallFormat(
     mark=_OPENING,
     grammar=CallGrammar(_tag, separator="\n", marked=True),
     template_marks=(_OPENING,),
+    form='`<tool_call>{"name", "arguments"}</tool_call>`',
+    used_by="Hermes, Qwen2.5, Qwen3",
 )

@@ -103,4 +103,6 @@ LLAMA = CallFormat(
     whole=True,
     grammar=CallGrammar(_call_tag, separator="; "),
     template_marks=("<|start_header_id|>", _TAG),
+    form='`<\\|python_tag\\|>{"name", "parameters"}`, several with `;`, or without the tag',
+    used_by="Llama 3",
 )

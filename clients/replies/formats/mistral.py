@@ -170,4 +170,6 @@ MISTRAL = CallFormat(
     whole=True,
     grammar=CallGrammar(_tag, opening="[", separator=", ", closing="]"),
     template_marks=(_MARK,),
+    form='`[TOOL_CALLS][{"name", "arguments", "id"}]`, `[TOOL_CALLS]name[ARGS]{...}`, or the list alone',
+    used_by="Mistral",
 )

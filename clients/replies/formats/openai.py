@@ -84,4 +84,13 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-OPENAI = CallFormat("openai", _read, _write, _explain, whole=True)
+OPENAI = CallFormat(
+    "openai",
+    _read,
+    _write,
+    _explain,
+    whole=True,
+    form='`{"tool_calls": [{"id", "type", "function": {"name", "arguments": JSON text}}]}`, the list alone, '
+    "or one call",
+    used_by="the chat API",
+)

@@ -87,4 +87,12 @@ def _explain(schemas: Schemas) -> str:
     )
 
 
-PYTHON_CALLS = CallFormat("python", _read, _write, _explain, whole=True)
+PYTHON_CALLS = CallFormat(
+    "python",
+    _read,
+    _write,
+    _explain,
+    whole=True,
+    form="`[tool(parameter='value'), other()]`, parsed as syntax and never run",
+    used_by="BFCL's prompts, Llama 4",
+)

@@ -313,4 +313,7 @@ QWEN_XML = CallFormat(
     mark=_OPENING,
     grammar=CallGrammar(_tag, separator="\n", marked=True),
     template_marks=("<function=",),
+    form="`<tool_call><function=NAME><parameter=KEY>value</parameter></function></tool_call>`, typed by [the schema]"
+    "(tool_call_formats.md#types-of-qwen-xml); the last call may be cut off",
+    used_by="Qwen3-Coder",
 )

@@ -180,4 +180,13 @@ def _explain(schemas: Schemas) -> str:
     return "To call a tool, write what it needs in a tag of its name: " + ", ".join(examples)
 
 
-TAGS = CallFormat("tags", _read, _write, _explain, _show_result, _written_as)
+TAGS = CallFormat(
+    "tags",
+    _read,
+    _write,
+    _explain,
+    _show_result,
+    _written_as,
+    form="`<search>text</search>`, `<python>`, `<code>`, a fenced block of Python; JSON inside for several arguments",
+    used_by="Search-R1, ReTool, GEM",
+)

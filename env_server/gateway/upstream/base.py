@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rollgym.clients.protocol import json_text as exact_json
 from rollgym.clients.protocol.arrays import INTEGER_LIMIT, DecodeError
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import RegisterRequest
+from rollgym.clients.protocol.messages import Isolation, RegisterRequest
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space, parse_space
 from rollgym.clients.protocol.values import decode_value
 from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
@@ -266,7 +266,7 @@ class _SpecReply(BaseModel):
     max_episode_steps: int | None = Field(None, ge=1)
     deterministic: bool = False
     forkable: bool | None = None
-    isolation: Literal["inline", "thread", "process"] = "process"
+    isolation: Isolation = "process"
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 

@@ -337,7 +337,7 @@ class Dialogue:
         Raises:
             UpstreamError: It cannot be opened.
         """
-        dialogue = cls(socket_url(target, path))
+        dialogue = cls(_socket_url(target, path))
         try:
             connection = await open_socket(
                 dialogue._url,
@@ -414,7 +414,7 @@ class Dialogue:
             self._waiting.set_exception(UpstreamError(self._trouble))
 
 
-def socket_url(target: Target, path: str) -> str:
+def _socket_url(target: Target, path: str) -> str:
     """The address of a socket of a target."""
     parts = urlsplit(target.url)
     return urlunsplit((_SCHEMES[parts.scheme], parts.netloc, parts.path + path, "", ""))

@@ -28,7 +28,7 @@ _CALLS_PER_ACTOR = 16
 _log = logging.getLogger(__name__)
 
 
-class RayCluster:
+class WorkerCluster:
     """Connects to a cluster, or starts one on this machine, and starts actors there.
 
     Args:

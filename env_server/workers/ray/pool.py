@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rollgym.env_server.workers.base import NoWorker, WorkerLost
-from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.cluster import WorkerCluster
 from rollgym.env_server.workers.ray.host import UNANSWERED, Request, dump_requests, load_answers
 
 # Two calls may wait at the actor for answers while a third is in flight; later operations go with the next call.
@@ -132,7 +132,7 @@ class RayActor:
 
     def __init__(
         self,
-        cluster: RayCluster,
+        cluster: WorkerCluster,
         num_cpus: float,
         processes: int,
         changed: "Callable[[RayActor], None]",
@@ -323,7 +323,7 @@ class RayPool:
         num_cpus: The CPUs that each reserves; it has as many child processes, and at least one.
     """
 
-    def __init__(self, cluster: RayCluster, policy: ScalingPolicy, num_cpus: float) -> None:
+    def __init__(self, cluster: WorkerCluster, policy: ScalingPolicy, num_cpus: float) -> None:
         self.actors: list[RayActor] = []
         self._cluster = cluster
         self._policy = policy

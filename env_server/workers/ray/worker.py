@@ -23,7 +23,7 @@ from rollgym.env_server.workers.base import (
     Worker,
     WorkerLost,
 )
-from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.cluster import WorkerCluster
 from rollgym.env_server.workers.ray.pool import ActorLost, RayActor, RayPool, ScalingPolicy
 from rollgym.env_server.workers.wire import read_space
 
@@ -231,5 +231,5 @@ def ray_worker(settings: RaySettings) -> RayWorker:
         settings.ray_idle_timeout_s,
         settings.ray_start_timeout_s,
     )
-    cluster = RayCluster(settings.ray_address, settings.ray_working_dir)
+    cluster = WorkerCluster(settings.ray_address, settings.ray_working_dir)
     return RayWorker(RayPool(cluster, policy, settings.ray_num_cpus))

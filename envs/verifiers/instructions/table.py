@@ -515,8 +515,5 @@ _EXTENSION = {
     ),
 }
 
-IFEVAL: Mapping[str, Instruction] = MappingProxyType(_IFEVAL)
-"""The 25 of IFEval."""
-
 INSTRUCTIONS: Mapping[str, Instruction] = MappingProxyType(_IFEVAL | _EXTENSION)
 """All that are named as IFEval names them."""

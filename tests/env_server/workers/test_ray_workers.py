@@ -20,7 +20,7 @@ from rollgym.env_server.workers.base import (
     OperationTimeout,
     WorkerLost,
 )
-from rollgym.env_server.workers.ray.cluster import RayCluster
+from rollgym.env_server.workers.ray.cluster import WorkerCluster
 from rollgym.env_server.workers.ray.host import (
     Answer,
     Request,
@@ -97,7 +97,7 @@ async def test_what_breakpoints_do_in_the_server_is_not_for_ray_to_say(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONBREAKPOINT", "0")
-    connection = RayCluster(cluster.address, None)
+    connection = WorkerCluster(cluster.address, None)
     await connection.connect()
     try:
         assert os.environ["PYTHONBREAKPOINT"] == "0"

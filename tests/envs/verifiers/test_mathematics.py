@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.verifiers.comparison import compare
 from rollgym.envs.verifiers.exact import NotExact, rational
-from rollgym.envs.verifiers.extraction import marked_answer, strip_thinking
+from rollgym.envs.verifiers.extraction import marked_answer, without_thoughts
 from rollgym.envs.verifiers.mathematics import KINDS, MathEnv
 from rollgym.envs.verifiers.numerals import read_value
 from tests.support.recorded_data import recorded
@@ -273,7 +273,7 @@ def test_math_verify_is_not_asked_where_it_takes_one_of_several_numbers_for_all(
     ],
 )
 def test_where_an_answer_is_marked(response, answer):
-    found = marked_answer(strip_thinking(response))
+    found = marked_answer(without_thoughts(response))
     assert (None if found is None else found.text) == answer
 
 

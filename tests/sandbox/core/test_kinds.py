@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollgym.sandbox.core.kinds import SANDBOXES, VARIABLE, parse_name
+from rollgym.sandbox.core.kinds import SANDBOXES, VARIABLE, kind_named, parse_sandbox_name
 from tests.support.processes import ROOT
 
 
@@ -27,7 +27,7 @@ def test_the_page_of_the_sandbox_names_each_and_the_order_in_which_they_are_trie
     ],
 )
 def test_a_name_and_what_belongs_to_it(text: str, expected: tuple[str, dict[str, str]]) -> None:
-    assert parse_name(text) == expected
+    assert parse_sandbox_name(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,30 @@ def test_a_name_and_what_belongs_to_it(text: str, expected: tuple[str, dict[str,
 )
 def test_what_is_none_is_refused_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        parse_name(text)
+        parse_sandbox_name(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("docker", "docker"),
+        ("docker:python:3.12", "docker"),
+        ("remote:http://a", "remote"),
+        *((each, None) for each in ("docker:", "remote", "landlock:4", "auto", "none", "")),
+    ],
+)
+def test_a_text_names_a_kind_or_none(text: str, name: str | None) -> None:
+    kind = kind_named(text)
+    assert (None if kind is None else kind.name) == name
+
+
+def test_each_is_named_as_it_says() -> None:
+    assert [name for each in SANDBOXES for name in each.names if not each.is_named_by(name)] == []
 
 
 def test_without_a_name_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
-    assert parse_name(None) == ("auto", {})
+    assert parse_sandbox_name(None) == ("auto", {})
     monkeypatch.setenv(VARIABLE, "remote:http://sandbox:8000")
-    assert parse_name(None)[0] == "remote"
-    assert parse_name("landlock")[0] == "landlock"
+    assert parse_sandbox_name(None)[0] == "remote"
+    assert parse_sandbox_name("landlock")[0] == "landlock"

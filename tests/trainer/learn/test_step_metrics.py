@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollgym.trainer.core.run_metric import number_of_domain
 from rollgym.trainer.learn.step_metrics import (
     StepTimes,
     divided,
@@ -20,6 +21,7 @@ from rollgym.trainer.learn.step_metrics import (
     token_rates,
 )
 from rollgym.trainer.records.group import Group
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.records.trajectory import Outcome, Phase, Segment, Timeline, Trajectory, Turn
 from rollgym.trainer.tasks.task import Task
 
@@ -224,6 +226,9 @@ def test_domains_are_told_apart():
     assert metrics["domain/hard/episode/seconds_mean"] == 3.0
     assert metrics["domain/broken/outcome/timeout"] == 1.0
     assert "domain/broken/success" not in metrics, "no episode of it ended with a result"
+    # How far the engine is from the trainer is measured by the update, of the domain's tokens.
+    headings = {f"domain/hard/{number_of_domain(each.name)}" for each in RUN_METRICS if each.of_domains}
+    assert headings - metrics.keys() == {"domain/hard/mismatch/k3"}
 
 
 def test_an_episode_s_phases_sum_to_its_time():

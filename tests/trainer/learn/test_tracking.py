@@ -162,15 +162,22 @@ def test_a_run_goes_on_without_tensorboard_where_its_files_cannot_be_written(tmp
     ]
 
 
+PACKAGED = [each for each in TRACKERS if each.package]
+
+
 @pytest.mark.parametrize("kind", TRACKERS, ids=lambda kind: kind.name)
-def test_each_of_ours_has_an_extra_that_ci_installs(kind):
-    assert extra_of(kind.package) == kind.name, "an extra of its name: pyproject.toml, rollgym/extras.py"
-    assert kind.name in (ROOT / ".ci" / "run").read_text(), "beside the others in .ci/run, for the tests here"
+def test_each_of_ours_is_in_the_guide(kind):
     guide = (ROOT / "docs" / "guides" / "seeing.md").read_text()
     assert f"{kind.name}: {{" in guide, "a line of docs/guides/seeing.md"
 
 
-@pytest.mark.parametrize("name", [kind.name for kind in TRACKERS])
+@pytest.mark.parametrize("kind", PACKAGED, ids=lambda kind: kind.name)
+def test_a_package_of_ours_is_an_extra_that_ci_installs(kind):
+    assert extra_of(kind.package) == kind.name, "an extra of its name: pyproject.toml, rollgym/extras.py"
+    assert kind.name in (ROOT / ".ci" / "run").read_text(), "beside the others in .ci/run, for the tests here"
+
+
+@pytest.mark.parametrize("name", [kind.name for kind in PACKAGED])
 def test_a_package_that_is_missing_is_named_with_its_command(name, monkeypatch):
     monkeypatch.setattr("rollgym.trainer.config.checks.find_spec", lambda _: None)
     settings = load_settings(None, [TASKS, f"tracking.{name}={{}}"])

@@ -3,7 +3,6 @@
 import pytest
 
 from rollgym.trainer.core.run_metric import RunMetric, pictures, span_of
-from rollgym.trainer.evaluation.reporting.charts import _TRAIN_CURVES
 from rollgym.trainer.evaluation.reporting.page import _OUTCOMES
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.records.trajectory import Outcome, Phase
@@ -80,7 +79,3 @@ def test_pictures_are_of_the_run_or_of_its_learning():
 def test_the_report_has_a_colour_for_each_outcome():
     assert set(_OUTCOMES) == {outcome.value for outcome in Outcome}
     assert len(set(_OUTCOMES.values())) == len(_OUTCOMES)
-
-
-def test_the_picture_of_a_run_draws_what_there_is():
-    assert [name for name, _ in _TRAIN_CURVES if not declarations_of(name)] == []

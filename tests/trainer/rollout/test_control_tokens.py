@@ -18,8 +18,7 @@ from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
 from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
-from rollgym.trainer.rollout.agents.splicing import Conversation as AgentConversation
-from rollgym.trainer.rollout.agents.splicing import SplicingRenderer
+from rollgym.trainer.rollout.agents.splicing import AgentConversation, SplicingRenderer
 from rollgym.trainer.rollout.chat_template import ControlTokens
 from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.examples import Conversation
@@ -97,8 +96,9 @@ def test_any_contents_are_given_back_and_the_control_tokens_are_the_templates_ow
 def test_every_reader_takes_a_content_for_text(name, content):
     renderer, control = RENDERERS[name], RENDERERS[name].template.control
     # The tail of a turn, a demonstration, a reply that is learnt, and a prompt of an agent's.
-    tail = renderer.tail([user(content)], renderer.end_of_turn_id)
-    assert control_ids(name, tail) == control_ids(name, renderer.tail([user("x")], renderer.end_of_turn_id))
+    tail = renderer.tail([user(content)], renderer.end_of_turn_id).ids
+    plain = renderer.tail([user("x")], renderer.end_of_turn_id).ids
+    assert control_ids(name, tail) == control_ids(name, plain)
     assert content in as_text(name, tail)
     shown = renderer.reply_ids(content)
     assert control_ids(name, shown) == [renderer.end_of_turn_id]
@@ -292,7 +292,7 @@ def test_a_sentence_that_looks_like_our_own_marks_is_text():
         "a-hint-that-no-template-rewrites",
         "first-probe q0z qrz",
     ):
-        tail = renderer.tail([user(f"{text} P__ {text}")], renderer.end_of_turn_id)
+        tail = renderer.tail([user(f"{text} P__ {text}")], renderer.end_of_turn_id).ids
         assert as_text("qwen2.5", tail).count(text) == 2
 
 

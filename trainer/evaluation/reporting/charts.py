@@ -10,6 +10,7 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from rollgym.trainer.core.run_files import read_lines
+from rollgym.trainer.records.run_metrics import RUN_METRICS
 
 WIDTH, HEIGHT = 360, 168
 _WIDE, _TALL = 1140, 270
@@ -276,12 +277,8 @@ def _figure(
     )
 
 
-_TRAIN_CURVES = (
-    ("rollout/success", "success, training episodes"),
-    ("rollout/reward", "reward per training episode"),
-    ("policy/entropy", "entropy per token (nats)"),
-    ("rollout/lag_mean", "staleness (versions)"),
-)
+_PLOTS = {each.name: each.plot for each in RUN_METRICS if each.plot}
+"""What was seen while training: the titles of plots, by the names of their metrics."""
 _LEARNT = ("supervised/", "preference/", "reward/", "distill/", "evaluate/held_out/")
 """Begin the names of what runs measure that learn from examples."""
 _COUNTS = frozenset({"tokens"})
@@ -298,16 +295,14 @@ def plot_run(directory: Path, title: str) -> Path:
     evaluation_sets = sorted(
         {key.split("/")[1] for row in rows for key in row if key.startswith("evaluate/")}
     )
-    figure, axes = pyplot.subplots(
-        1 + (len(_TRAIN_CURVES) + 1) // 2, 2, figsize=(11, 10), constrained_layout=True
-    )
+    figure, axes = pyplot.subplots(1 + (len(_PLOTS) + 1) // 2, 2, figsize=(11, 10), constrained_layout=True)
     figure.suptitle(title)
     grid = axes[0, 0].get_gridspec()
     for axis in axes[0]:
         axis.remove()
     top = figure.add_subplot(grid[0, :])
     _draw_evaluation_sets(top, rows, evaluation_sets)
-    for axis, (key, label) in zip(axes[1:].flat, _TRAIN_CURVES, strict=False):
+    for axis, (key, label) in zip(axes[1:].flat, _PLOTS.items(), strict=False):
         points = _points(rows, key)
         axis.plot([step for step, _ in points], [value for _, value in points], linewidth=1.2)
         _set_range(axis, [value for _, value in points])

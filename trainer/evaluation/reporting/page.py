@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.clients.protocol.yaml_text import write_yaml
-from rollgym.trainer.core.run_metric import pictures, span_of
+from rollgym.trainer.core.run_metric import number_of_domain, pictures, span_of
 from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
@@ -336,19 +336,8 @@ def _domain_names(rows: Sequence[Row]) -> list[str]:
     return sorted(names)[:_MOST_DOMAINS]
 
 
-_DOMAIN_COLUMNS = (
-    ("success", "success"),
-    ("reward", "reward"),
-    ("response/tokens_mean", "response tokens"),
-    ("response/tokens_p95", "95 % within"),
-    ("response/clipped", "cut"),
-    ("episode/seconds_mean", "seconds"),
-    ("episode/generate_s", "generate"),
-    ("episode/environment_s", "environment"),
-    ("episode/verify_s", "verify"),
-    ("episode/queue_s", "queue"),
-    ("mismatch/k3", "mismatch k3"),
-)
+_OF_DOMAINS = {number_of_domain(each.name): each.of_domains for each in RUN_METRICS if each.of_domains}
+"""The headings of the table of domains, by the names of its numbers."""
 
 
 def _domains(rows: Sequence[Row]) -> dict[str, Any] | None:
@@ -357,13 +346,13 @@ def _domains(rows: Sequence[Row]) -> dict[str, Any] | None:
     table = []
     for domain in _domain_names(rows):
         cells = []
-        for name, _ in _DOMAIN_COLUMNS:
+        for name in _OF_DOMAINS:
             values = [value for _, value in points(recent, f"domain/{domain}/{name}")]
             cells.append(short(sum(values) / len(values)) if values else "")
         table.append((domain, cells))
     if not table:
         return None
-    return {"columns": [label for _, label in _DOMAIN_COLUMNS], "rows": table, "steps": len(recent)}
+    return {"columns": list(_OF_DOMAINS.values()), "rows": table, "steps": len(recent)}
 
 
 def _domain_figure(rows: Sequence[Row]) -> Markup:

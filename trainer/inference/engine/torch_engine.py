@@ -15,6 +15,7 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel
 
+from rollgym.trainer.config.inference import any_server
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.inference.base import (
     GenerationRequest,
@@ -266,8 +267,8 @@ class TorchEngine:
                 continue
             if self._grammars is None:
                 raise StructuredOutputError(
-                    "this engine has no tokenizer to hold structured outputs with: take inference.kind vllm or sglang, "
-                    "or the embedded engine of a run without a cluster",
+                    "this engine has no tokenizer to hold structured outputs with: take inference.kind "
+                    f"{any_server()}, or the embedded engine of a run without a cluster",
                     request.request_id,
                 )
             try:

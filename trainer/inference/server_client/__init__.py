@@ -1,1 +1,1 @@
-"""The client of one inference server, vLLM or SGLang; `server_pool` and who makes clients enter."""
+"""The client of one inference server; `server_pool` and who makes clients enter."""

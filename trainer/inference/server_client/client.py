@@ -1,4 +1,4 @@
-"""The client of one inference server, vLLM or SGLang, behind a URL.
+"""The client of one inference server behind a URL.
 
 Its parts: `link` talks to the server, `weights` knows what it has, `replies` asks for tokens, `updates` pauses it and
 brings it weights.
@@ -31,10 +31,10 @@ from rollgym.trainer.inference.server_client.updates import ServerPauses, Tensor
 from rollgym.trainer.inference.server_client.weights import ServedAdapters, ServedWeights
 from rollgym.trainer.inference.servers.dialect import (
     Bucket,
-    Capabilities,
     GroupAddress,
     InspectedServer,
     MemoryTag,
+    ServerCapabilities,
     ServerRequirements,
     UpdateWay,
     server_program,
@@ -114,7 +114,7 @@ class ServerClient:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def connect(self) -> Capabilities:
+    async def connect(self) -> ServerCapabilities:
         """Ask the server what it can do.
 
         Raises:
@@ -147,7 +147,7 @@ class ServerClient:
         return self._weights.version
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> ServerCapabilities:
         """What the server can do."""
         return self._link.capabilities
 

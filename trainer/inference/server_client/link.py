@@ -14,10 +14,10 @@ from rollgym.trainer.inference.errors import (
 )
 from rollgym.trainer.inference.server_client.http import ServerHttp
 from rollgym.trainer.inference.servers.dialect import (
-    Capabilities,
     Conversation,
     Dialect,
     InspectedServer,
+    ServerCapabilities,
     ServerRequirements,
     server_program,
 )
@@ -51,7 +51,7 @@ class ServerLink:
         return self.http.url
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> ServerCapabilities:
         """What the server can do."""
         return self.dialect.capabilities
 
@@ -62,7 +62,7 @@ class ServerLink:
             raise RuntimeError(f"the client of {self.url} is not connected: use it in `async with`")
         return self._dialect
 
-    async def probe(self) -> Capabilities:
+    async def probe(self) -> ServerCapabilities:
         """Ask the server what it can do.
 
         Raises:

@@ -107,7 +107,7 @@ class InspectedServer:
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities(InspectedServer):
+class ServerCapabilities(InspectedServer):
     """What a server can do, as probed at its start.
 
     Attributes:
@@ -173,7 +173,7 @@ class ServerRequirements:
 class Dialect(Protocol):
     """Calls of one kind of server, built for what one server can do."""
 
-    capabilities: Capabilities
+    capabilities: ServerCapabilities
 
     def generate(self, call: GenerationCall) -> HttpCall:
         """Build the request that samples a reply."""
@@ -339,7 +339,7 @@ class ServedModel:
     broadcast: str = ""
 
 
-Command = tuple[list[str], dict[str, str]]
+StartCommand = tuple[list[str], dict[str, str]]
 """The words of a command line, and environment variables beside it."""
 
 
@@ -353,19 +353,19 @@ class ServerProgram:
         try_out: Asks it for tokens, if that was not possible when it was probed.
         sign_of_life: What it is asked to find whether it lives.
         engine_sign: What it is asked to find whether its engine works.
-        command: What it is started with, given settings, the model and a port.
+        command: What it is started with, given settings, the model and a port; it is ready once its `/health` answers.
         row_switch: The switch by which it takes rows of so many tokens.
         exactly: What makes its log-probabilities those of the distribution that tokens are drawn from.
     """
 
     probe: Callable[[ServerRequirements], Conversation[Dialect]]
     look: Callable[[ServerRequirements], Conversation[InspectedServer]]
-    try_out: Callable[[ServerRequirements, Capabilities], Conversation[Dialect]]
+    try_out: Callable[[ServerRequirements, ServerCapabilities], Conversation[Dialect]]
     sign_of_life: str
     engine_sign: str
-    command: Callable[[InferenceSettings, LaunchSettings, ServedModel, int], Command]
+    command: Callable[[InferenceSettings, LaunchSettings, ServedModel, int], StartCommand]
     row_switch: Callable[[int], str]
-    exactly: Callable[[Capabilities], str]
+    exactly: Callable[[ServerCapabilities], str]
 
 
 def server_program(name: str) -> ServerProgram:

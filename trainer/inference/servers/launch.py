@@ -40,10 +40,12 @@ class ServerLog:
 
     Args:
         path: The file.
+        oldest: Name and oldest release of what knows all switches of its command line; empty if that is not known.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, oldest: str = "") -> None:
         self._path = path
+        self._oldest = oldest
         self._begin = 0
 
     def opened(self) -> BinaryIO:
@@ -75,10 +77,10 @@ class ServerLog:
         causes = [line for line in before if _EXCEPTION.search(line)][-1:]
         if causes:
             said += f"\nSaid before: {causes[0]}"
-        if any(map(_UNKNOWN_SWITCH.search, lines)):
+        if self._oldest and any(map(_UNKNOWN_SWITCH.search, lines)):
             said += (
-                "\nIt is of a release that does not know a switch: runs start vLLM 0.31 and SGLang 0.5.20 or newer; "
-                "start an older one yourself and give its address by inference.urls"
+                f"\nIt is of a release that does not know a switch: runs start {self._oldest} or newer; start an older "
+                "one yourself and give its address by inference.urls"
             )
         if any(map(_SHORT_OF_MEMORY.search, [*lines, *causes])):
             said += (
@@ -141,6 +143,7 @@ class ServerProcess:
         url: The address at which it will answer.
         log: File that its output is appended to.
         name: What it is called in messages.
+        oldest: Name and oldest release of what knows all switches of its command line; empty if that is not known.
     """
 
     command: tuple[str, ...]
@@ -148,6 +151,7 @@ class ServerProcess:
     log: Path
     environment: Mapping[str, str] = field(default_factory=dict)
     name: str = "inference server"
+    oldest: str = ""
 
 
 @asynccontextmanager
@@ -214,7 +218,7 @@ class _Server:
         starts: RestartingServers,
     ) -> None:
         self.process = process
-        self._log = ServerLog(process.log)
+        self._log = ServerLog(process.log, process.oldest)
         self._startup_timeout_s = startup_timeout_s
         self._say = say
         self._starts = starts
@@ -402,7 +406,8 @@ def server_processes(
     Raises:
         ConfigError: If a server of this kind takes no adapters of such a rank.
     """
-    program = server_program(inference.kind)
+    program, kind = server_program(inference.kind), inference.what
+    oldest = f"{kind.title} {kind.launched_from}" if kind.launched_from else ""
     processes = []
     for number, port in enumerate(ports):
         words, variables = program.command(inference, launch, model, port)
@@ -411,7 +416,7 @@ def server_processes(
             variables[launch.devices_variable] = launch.devices[number]
         log = logs / f"{inference.kind}-{number}.log"
         command = (*words, *launch.arguments)
-        processes.append(ServerProcess(command, _url(launch.host, port), log, variables))
+        processes.append(ServerProcess(command, _url(launch.host, port), log, variables, oldest=oldest))
     return processes
 
 

@@ -11,14 +11,14 @@ from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, stee
 from rollgym.trainer.inference.errors import ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.servers.dialect import (
     SERVED_NAME,
-    Capabilities,
-    Command,
     Conversation,
     InspectedServer,
     LogprobsOf,
     ServedModel,
+    ServerCapabilities,
     ServerProgram,
     ServerRequirements,
+    StartCommand,
     read_release,
     require,
     require_token,
@@ -126,7 +126,7 @@ def probe(need: ServerRequirements) -> Conversation[SglangDialect]:
         # Nothing is open; the route's existence is what the answer tells.
         answer = yield steering("/end_weight_update", {})
         sessions = answer.status != 404
-    capabilities = Capabilities(
+    capabilities = ServerCapabilities(
         server=seen.server,
         release=seen.release,
         model=seen.model,
@@ -147,7 +147,7 @@ def probe(need: ServerRequirements) -> Conversation[SglangDialect]:
     return SglangDialect(capabilities) if paused else (yield from try_out(need, capabilities))
 
 
-def try_out(need: ServerRequirements, capabilities: Capabilities) -> Conversation[SglangDialect]:
+def try_out(need: ServerRequirements, capabilities: ServerCapabilities) -> Conversation[SglangDialect]:
     """Ask a server for tokens, to find capabilities that only a reply shows."""
     logprobs_of = yield from _probe_temperature(need)
     masks = capabilities.masked_top_k > 0 and (yield from _probe_cuts(need))
@@ -225,7 +225,9 @@ def _one_token(need: ServerRequirements, sampling: Mapping[str, Any], **more: An
     return HttpCall("/generate", ids | more)
 
 
-def _command(inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int) -> Command:
+def _command(
+    inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int
+) -> StartCommand:
     words = [
         *(launch.command or [sys.executable, "-m", "sglang.launch_server"]),
         *("--model-path", str(model.folder), "--served-model-name", SERVED_NAME),
@@ -256,7 +258,7 @@ def _command(inference: InferenceSettings, launch: LaunchSettings, model: Served
     }
 
 
-def _exactly(capabilities: Capabilities) -> str:
+def _exactly(capabilities: ServerCapabilities) -> str:
     """Return how to have SGLang report log-probabilities of the distribution that tokens are drawn from."""
     remedies = []
     if capabilities.logprobs_of == "model":

@@ -30,10 +30,10 @@ from rollgym.trainer.inference.servers.chunks import (
 )
 from rollgym.trainer.inference.servers.dialect import (
     Bucket,
-    Capabilities,
     Conversation,
     GroupAddress,
     MemoryTag,
+    ServerCapabilities,
     require,
 )
 
@@ -182,7 +182,7 @@ class VllmDialect:
         capabilities: What it can do.
     """
 
-    def __init__(self, capabilities: Capabilities) -> None:
+    def __init__(self, capabilities: ServerCapabilities) -> None:
         self.capabilities = capabilities
 
     # Generation

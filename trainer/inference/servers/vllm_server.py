@@ -11,14 +11,14 @@ from rollgym.trainer.inference.calls import HttpCall, part_of, read_object, stee
 from rollgym.trainer.inference.errors import MalformedReplyError, ServerSetupError, ServerTooOldError
 from rollgym.trainer.inference.servers.dialect import (
     SERVED_NAME,
-    Capabilities,
-    Command,
     Conversation,
     InspectedServer,
     LogprobsOf,
     ServedModel,
+    ServerCapabilities,
     ServerProgram,
     ServerRequirements,
+    StartCommand,
     read_release,
     require,
     require_token,
@@ -93,7 +93,7 @@ def probe(need: ServerRequirements) -> Conversation[VllmDialect]:
     # Named, because no name at all means every request.
     answer = yield steering("/abort_requests", {"request_ids": ["nobody"]})
     keeps_aborted = answer.ok
-    capabilities = Capabilities(
+    capabilities = ServerCapabilities(
         server=seen.server,
         release=seen.release,
         model=seen.model,
@@ -109,7 +109,7 @@ def probe(need: ServerRequirements) -> Conversation[VllmDialect]:
     return VllmDialect(capabilities) if paused else (yield from try_out(need, capabilities))
 
 
-def try_out(need: ServerRequirements, capabilities: Capabilities) -> Conversation[VllmDialect]:
+def try_out(need: ServerRequirements, capabilities: ServerCapabilities) -> Conversation[VllmDialect]:
     """Ask a server for tokens, to find capabilities that only a reply shows."""
     tokens_route, logprobs_of = yield from _probe_generation(capabilities.model, need)
     return VllmDialect(replace(capabilities, tokens_route=tokens_route, logprobs_of=logprobs_of, tried=True))
@@ -188,7 +188,9 @@ def _served_model(reply: Mapping[str, Any]) -> tuple[str, int | None, str | None
     )
 
 
-def _command(inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int) -> Command:
+def _command(
+    inference: InferenceSettings, launch: LaunchSettings, model: ServedModel, port: int
+) -> StartCommand:
     words = [
         *(launch.command or [sys.executable, "-m", "vllm.entrypoints.cli.main"]),
         *("serve", str(model.folder), "--served-model-name", SERVED_NAME),

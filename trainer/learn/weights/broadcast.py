@@ -36,7 +36,7 @@ _ROOT = 0
 _ABORTED_IN_S = 10.0
 
 
-class Group(Protocol):
+class BroadcastGroup(Protocol):
     """Rank 0 of a group whose other ranks are a server's."""
 
     def broadcast(self, tensor: Tensor) -> None:
@@ -152,7 +152,7 @@ def announced(tensors: list[tuple[str, Tensor]]) -> Bucket:
 
 def vllm_group(
     address: GroupAddress, collective: Collective, device: torch.device, timeout_s: float
-) -> Group:
+) -> BroadcastGroup:
     """Meet the ranks of a vLLM."""
     if collective == "nccl":
         return VllmGroup(address, device)
@@ -161,14 +161,14 @@ def vllm_group(
 
 def sglang_group(
     address: GroupAddress, collective: Collective, device: torch.device, timeout_s: float
-) -> Group:
+) -> BroadcastGroup:
     """Meet the ranks of an SGLang."""
     kind = "cpu" if collective == "gloo" else device.type
     prefixes = [address.group_name, f"{address.group_name}/", f"{kind}/"]
     return TorchGroup(address, prefixes, collective, timeout_s)
 
 
-JoinGroup = Callable[[GroupAddress, Collective, torch.device, float], Group]
+JoinGroup = Callable[[GroupAddress, Collective, torch.device, float], BroadcastGroup]
 """Meets a server's ranks at an address, by a collective, from a device, within so many seconds."""
 
 
@@ -216,7 +216,7 @@ class TensorBroadcast:
         self._arrange = arrange
         self._timeout_s = timeout_s
         self._address: GroupAddress | None = None
-        self._group: Group | None = None
+        self._group: BroadcastGroup | None = None
         self._held: list[tuple[str, Tensor]] = []
 
     def address(self, world_size: int) -> GroupAddress:
@@ -278,7 +278,7 @@ class TensorBroadcast:
         """Leave the server's group; the next update joins a new one."""
         self._group = None
 
-    def _meet(self, address: GroupAddress) -> Group:
+    def _meet(self, address: GroupAddress) -> BroadcastGroup:
         return self._join(address, self._collective, self._device, self._timeout_s)
 
     async def _in_thread(self, what: str, call: Callable[..., Any], *arguments: object) -> Any:
@@ -289,12 +289,12 @@ class TensorBroadcast:
             raise ServerGoneError(f"the inference server's ranks {what}: {error}") from error
 
 
-def _broadcast(group: Group, tensors: list[tuple[str, Tensor]], device: torch.device) -> None:
+def _broadcast(group: BroadcastGroup, tensors: list[tuple[str, Tensor]], device: torch.device) -> None:
     for _, tensor in tensors:
         group.broadcast(tensor.detach().to(device).contiguous())
 
 
-async def _aborted(group: Group, sending: "asyncio.Future[Any]") -> None:
+async def _aborted(group: BroadcastGroup, sending: "asyncio.Future[Any]") -> None:
     """Abort a group, and wait a moment for the thread that sends: its memory is used until then."""
     aborting = asyncio.ensure_future(beside_the_loop(group.abort))
     done, _ = await asyncio.wait((aborting, sending), timeout=_ABORTED_IN_S)

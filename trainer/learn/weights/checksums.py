@@ -95,7 +95,7 @@ def _finished(number: int) -> int:
     return number ^ (number >> 31)
 
 
-Named = tuple[str, Tensor]
+NamedTensor = tuple[str, Tensor]
 
 _FUSED: Mapping[str, tuple[str, int, int]] = {
     "q_proj": ("qkv_proj", 0, 3),
@@ -136,7 +136,7 @@ class ChecksumCheck:
     def __init__(
         self,
         dtype: torch.dtype,
-        arrange: Callable[[Iterable[Named]], Iterator[Named]] = iter,
+        arrange: Callable[[Iterable[NamedTensor]], Iterator[NamedTensor]] = iter,
         bytes_at_once: int = _BYTES_AT_ONCE,
     ) -> None:
         self._dtype = dtype
@@ -227,7 +227,7 @@ class ChecksumCheck:
         return {_HASHES[kind](each): kind for each in _layouts(tensor) for kind in self._kinds}
 
 
-def as_served(tensors: Iterable[Named]) -> Iterator[Named]:
+def as_served(tensors: Iterable[NamedTensor]) -> Iterator[NamedTensor]:
     """Yield tensors by their own names, and what servers make of several of them behind the last one.
 
     Args:

@@ -21,7 +21,7 @@ from rollgym.trainer.learn.weights.folders import WeightFolders
 from rollgym.trainer.learn.weights.verification import WeightCheck
 from rollgym.trainer.models.weights import hub_tensors, parameters_of
 
-Named = tuple[str, Tensor]
+NamedTensor = tuple[str, Tensor]
 
 
 class ModelWeights:
@@ -146,7 +146,7 @@ class BackendWeights:
             raise RunError("a server asks for a folder of weights, and nothing writes one")
         return self._folders
 
-    def _while_held(self, tensors: Iterator[Named]) -> Iterator[Named]:
+    def _while_held(self, tensors: Iterator[NamedTensor]) -> Iterator[NamedTensor]:
         """Yield tensors until training resumes: a server that is brought up to date alone may take them still."""
         for named in tensors:
             yield named
@@ -165,17 +165,17 @@ class SharedReading:
         limit: Most bytes that are held; a single larger tensor is held nevertheless.
     """
 
-    def __init__(self, read: Callable[[], Iterator[Named]], limit: int = 2**30) -> None:
+    def __init__(self, read: Callable[[], Iterator[NamedTensor]], limit: int = 2**30) -> None:
         self._read = read
         self._limit = limit
-        self._pass: Iterator[Named] | None = None
-        self._held: deque[Named] = deque()
+        self._pass: Iterator[NamedTensor] | None = None
+        self._held: deque[NamedTensor] = deque()
         self._first = 0
         self._bytes = 0
         self._failure: Exception | None = None
         self._lock = threading.Lock()
 
-    def reader(self) -> Iterator[Named]:
+    def reader(self) -> Iterator[NamedTensor]:
         """Yield all weights in order, from the shared pass as long as this reader keeps up with it."""
         index = 0
         while True:
@@ -220,7 +220,7 @@ class SharedReading:
             self._failure = WeightsReleasedError("the weights that were read are the trainer's no more")
 
 
-def _size(named: Named) -> int:
+def _size(named: NamedTensor) -> int:
     return named[1].numel() * named[1].element_size()
 
 

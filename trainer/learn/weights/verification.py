@@ -32,7 +32,7 @@ from rollgym.trainer.learn.weights.checksums import ChecksumCheck
 
 _SPREAD_TOKENS = 32
 
-Measure = Literal["largest", "most", "mean"]
+CountedDifference = Literal["largest", "most", "mean"]
 """What of the differences counts: the largest; whether most of a prompt's tokens are apart; or their mean."""
 
 
@@ -47,7 +47,7 @@ class Tolerance:
     """
 
     nats: float
-    measure: Measure = "largest"
+    measure: CountedDifference = "largest"
 
     @property
     def replies(self) -> int:
@@ -74,7 +74,7 @@ def tolerance_for(dtype: str, quantization: str | None, nats: float | None = Non
     """
     if quantization is not None:
         return Tolerance(nats or _NATS_FP8, "mean")
-    measure: Measure = "largest" if dtype == "float32" else "most"
+    measure: CountedDifference = "largest" if dtype == "float32" else "most"
     return Tolerance(nats or _NATS.get(dtype, _NATS["bfloat16"]), measure)
 
 

@@ -11,13 +11,13 @@ from rollgym.trainer.rollout.agents.calls import (
     Message,
     RequestedSampling,
     ToolChoice,
-    declared_tools,
     flag,
     made_call,
     number,
     parsed_arguments,
     passed_over,
     read_tool_choice,
+    requested_tools,
     whole,
 )
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
@@ -61,7 +61,7 @@ def parse_messages(body: Mapping[str, Any], *, counted: bool = False) -> AgentCa
     longest = whole(body, "max_tokens", 1)
     if longest is None and not counted:
         raise invalid("max_tokens: how long the reply may be must be said", "max_tokens")
-    tools = declared_tools(body.get("tools"), _tool)
+    tools = requested_tools(body.get("tools"), _tool)
     choice = _tool_choice(body.get("tool_choice"), tools)
     unread = tuple(name for name in passed_over(body, _KNOWN) if name != "output_config" or _effort(body))
     return AgentCall(

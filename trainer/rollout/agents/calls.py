@@ -397,7 +397,7 @@ def _part(value: object, param: str) -> str:
 # -- tools -----------------------------------------------------------------------------------------------------------
 
 
-def declared_tools(
+def requested_tools(
     value: object, read: Callable[[object, str], Mapping[str, Any]] | None = None
 ) -> list[Mapping[str, Any]]:
     """Return declarations of tools as chat templates take them.

@@ -11,11 +11,11 @@ from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     chat_messages,
     checked_body,
-    declared_tools,
     flag,
     other_logprobs,
     passed_over,
     read_tool_choice,
+    requested_tools,
     sampling_wishes,
     whole,
 )
@@ -48,7 +48,7 @@ def parse_chat(body: object) -> AgentCall:
     if choices is not None and choices > MOST_CHOICES:
         raise unsupported(f"n is at most {MOST_CHOICES} here", "n")
     longest = whole(body, "max_completion_tokens", 1)
-    tools = declared_tools(body.get("tools"))
+    tools = requested_tools(body.get("tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools)
     options = body.get("stream_options")
     return AgentCall(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from rollgym.clients.replies.formats.calls import CallGrammar
+from rollgym.clients.replies.formats.hermes import HERMES
 from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.trainer.core.seeding import derive_seed
 from rollgym.trainer.inference.base import InferenceClient, SamplingParams, StructuredOutput
@@ -161,7 +162,7 @@ class PolicyService:
 
     def __post_init__(self) -> None:
         # Hermes' marks are the ones that it writes for templates that know no tools.
-        if self.tool_format == "hermes":
+        if self.tool_format == HERMES.name:
             self.renderer.renderer.template.write_tools()
 
     def settled(self, call: AgentCall) -> tuple[AgentCall, tuple[str, ...]]:

@@ -17,7 +17,7 @@ from rollgym.clients.replies.thinking import split_thinking
 
 
 @dataclass(frozen=True, slots=True)
-class ToolCall:
+class ApiToolCall:
     """A call of a tool.
 
     Attributes:
@@ -41,7 +41,7 @@ class Reply:
 
     content: str
     reasoning: str | None = None
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[ApiToolCall, ...] = ()
 
 
 def read_reply(
@@ -97,11 +97,11 @@ def schemas_of(tools: Sequence[Mapping[str, Any]]) -> Schemas:
     }
 
 
-def _as_text(call: tool_calls.ToolCall) -> ToolCall:
+def _as_text(call: tool_calls.ToolCall) -> ApiToolCall:
     arguments = dict(call.arguments)
     text = json.dumps(arguments, ensure_ascii=False)
     try:
         text.encode()
     except UnicodeEncodeError:  # half of a pair of surrogates, which cannot be encoded
         text = json.dumps(arguments)
-    return ToolCall(call.name, text)
+    return ApiToolCall(call.name, text)

@@ -11,12 +11,12 @@ from rollgym.trainer.rollout.agents.calls import (
     Message,
     assistant_parts,
     checked_body,
-    declared_tools,
     flag,
     made_call,
     other_logprobs,
     passed_over,
     read_tool_choice,
+    requested_tools,
     sampling_wishes,
     text_of,
     whole,
@@ -26,7 +26,7 @@ from rollgym.trainer.rollout.agents.errors import ApiError, invalid, unsupported
 from rollgym.trainer.rollout.agents.streaming import Delta
 from rollgym.trainer.rollout.agents.structured import STRUCTURED_FIELDS, wanted_output
 
-Conversation = Callable[[str], Sequence[Message] | None]
+FindConversation = Callable[[str], Sequence[Message] | None]
 """Finds the conversation up to and with an answer, by its identifier without `resp_`."""
 
 _PREFIX = "resp_"
@@ -49,7 +49,7 @@ _KNOWN = frozenset(
 )
 
 
-def parse_responses(body: object, conversation: Conversation) -> AgentCall:
+def parse_responses(body: object, conversation: FindConversation) -> AgentCall:
     """Return what a request asks for.
 
     Args:
@@ -66,7 +66,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     form = text.get("format") if isinstance(text, Mapping) else None
     wanted = wanted_output(body, form, "text.format")
     unknown = other_logprobs(body)
-    tools = declared_tools(body.get("tools"))
+    tools = requested_tools(body.get("tools"))
     choice = read_tool_choice(body.get("tool_choice"), tools)
     return AgentCall(
         messages=_conversation(body, conversation),
@@ -85,7 +85,7 @@ def parse_responses(body: object, conversation: Conversation) -> AgentCall:
     )
 
 
-def _conversation(body: Mapping[str, Any], conversation: Conversation) -> list[Message]:
+def _conversation(body: Mapping[str, Any], conversation: FindConversation) -> list[Message]:
     messages = _earlier(body.get("previous_response_id"), conversation) + _messages(body.get("input"))
     instructions = body.get("instructions")
     if instructions is not None:
@@ -96,7 +96,7 @@ def _conversation(body: Mapping[str, Any], conversation: Conversation) -> list[M
     return messages
 
 
-def _earlier(identifier: object, conversation: Conversation) -> list[Message]:
+def _earlier(identifier: object, conversation: FindConversation) -> list[Message]:
     if identifier is None:
         return []
     found = conversation(identifier.removeprefix(_PREFIX)) if isinstance(identifier, str) else None

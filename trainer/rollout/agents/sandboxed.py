@@ -20,6 +20,7 @@ from rollgym.sandbox.core.base import (
     Sandbox,
     SandboxUnavailableError,
 )
+from rollgym.sandbox.core.kinds import kind_named
 from rollgym.sandbox.core.limits import Limits
 from rollgym.sandbox.selection import open_sandbox
 from rollgym.trainer.core.errors import ConfigError
@@ -157,10 +158,11 @@ def open_agent_sandbox(
     Raises:
         ConfigError: If this machine has no such sandbox; the message has the remedy.
     """
-    docker = plan.kind.partition(":")[0] == "docker"
-    options: dict[str, Any] = {"containers": concurrency} if docker else {}
-    # An image has programs of its own.
-    read_only = shown_paths([str(socket.parent), *plan.read_only], () if docker else words)
+    kind = kind_named(plan.kind)
+    image = kind is not None and kind.of_images
+    # An image has programs of its own, and its containers are made before they are needed.
+    options: dict[str, Any] = {"containers": concurrency} if image else {}
+    read_only = shown_paths([str(socket.parent), *plan.read_only], () if image else words)
     try:
         found = open_sandbox(plan.kind, minimum_level="namespaces", read_only=read_only, **options)
     except SandboxUnavailableError as error:

@@ -18,7 +18,7 @@ from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
 from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply, schemas_of
 from rollgym.trainer.rollout.agents.splicing import (
-    Conversation,
+    AgentConversation,
     Found,
     KnownTexts,
     Prompt,
@@ -145,7 +145,7 @@ class AgentSession:
                 "max_turns_reached",
             )
         call, ignored = self.service.settled(call)
-        conversation = None if call.prompts else Conversation.of(call.messages, call.tools)
+        conversation = None if call.prompts else AgentConversation.of(call.messages, call.tools)
         # Of requests that come together the first has the lower number, whichever is rendered first.
         number, self._numbers = self._numbers, self._numbers + 1
         try:
@@ -158,7 +158,7 @@ class AgentSession:
         self,
         number: int,
         call: AgentCall,
-        conversation: Conversation | None,
+        conversation: AgentConversation | None,
         ignored: tuple[str, ...],
         listener: AnswerListener | None,
     ) -> Answer:
@@ -201,7 +201,7 @@ class AgentSession:
     async def count(self, call: AgentCall) -> int:
         """Return how many tokens the prompt of a request would have; nothing is sampled or recorded."""
         self.require_open()
-        prompt, _ = await self._rendered(Conversation.of(call.messages, call.tools))
+        prompt, _ = await self._rendered(AgentConversation.of(call.messages, call.tools))
         return len(prompt.ids)
 
     async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
@@ -219,7 +219,7 @@ class AgentSession:
         return Answer(number, name, now, first.ids, (), ignored, thinks, texts)
 
     async def _prompts(
-        self, call: AgentCall, conversation: Conversation | None
+        self, call: AgentCall, conversation: AgentConversation | None
     ) -> Sequence[Prompt | TextPrompt]:
         """Return all that the policy reads."""
         if conversation is not None:
@@ -228,7 +228,7 @@ class AgentSession:
             return await asyncio.to_thread(lambda: list(map(self._texts.prompt, call.prompts)))
         return list(map(self._texts.prompt, call.prompts))
 
-    async def _prompt(self, conversation: Conversation) -> Prompt:
+    async def _prompt(self, conversation: AgentConversation) -> Prompt:
         """Return what the policy reads; count a template that renders the earlier prompt differently."""
         prompt, stored = await self._rendered(conversation)
         if prompt.ids[: len(stored)] != stored:
@@ -239,7 +239,7 @@ class AgentSession:
             )
         return prompt
 
-    async def _rendered(self, conversation: Conversation) -> tuple[Prompt, list[int]]:
+    async def _rendered(self, conversation: AgentConversation) -> tuple[Prompt, list[int]]:
         """Return what the policy reads, and the ids of what of it was recorded before."""
         found = self._index.found(conversation)
         stored = self._stored(found)
@@ -426,7 +426,7 @@ class _Asked:
     """
 
     call: AgentCall
-    conversation: Conversation | None
+    conversation: AgentConversation | None
     prompt: Prompt | TextPrompt
     number: int
     index: int

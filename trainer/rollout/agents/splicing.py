@@ -84,7 +84,7 @@ NOTHING = Found({})
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class AgentConversation:
     """An agent's conversation, with the digests that identify it.
 
     Attributes:
@@ -102,7 +102,7 @@ class Conversation:
     digest: "hashlib.blake2b"
 
     @classmethod
-    def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "Conversation":
+    def of(cls, messages: Sequence[Message], tools: Sequence[Tool]) -> "AgentConversation":
         """Compute its digests.
 
         Raises:
@@ -132,7 +132,7 @@ class ReplyIndex:
         self._by_history: dict[bytes, list[SampledReply]] = {}
         self._by_message: dict[bytes, list[SampledReply]] = {}
 
-    def note(self, conversation: Conversation, sampled: SampledReply) -> None:
+    def note(self, conversation: AgentConversation, sampled: SampledReply) -> None:
         """Remember a reply, and the conversation that it ended."""
         message = message_of(sampled)
         try:
@@ -142,7 +142,7 @@ class ReplyIndex:
         self._by_history.setdefault(history, []).append(sampled)
         self._by_message.setdefault(digest, []).append(sampled)
 
-    def found(self, conversation: Conversation) -> Found:
+    def found(self, conversation: AgentConversation) -> Found:
         """Return which messages are replies that were handed out.
 
         A reply is searched for after the same conversation as originally, else by its text alone.
@@ -275,7 +275,7 @@ class SplicingRenderer:
         self._mark = f"x{secrets.token_hex(12)}"
 
     def prompt(
-        self, conversation: Conversation, found: Found = NOTHING, stored: Sequence[int] = ()
+        self, conversation: AgentConversation, found: Found = NOTHING, stored: Sequence[int] = ()
     ) -> Prompt:
         """Return the prompt of a conversation.
 

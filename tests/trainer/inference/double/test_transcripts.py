@@ -8,7 +8,7 @@ import pytest
 from rollgym.trainer.inference.base import SamplingParams
 from rollgym.trainer.inference.calls import HttpAnswer, message_of
 from rollgym.trainer.inference.servers.chunks import GenerationCall
-from rollgym.trainer.inference.servers.dialect import Capabilities
+from rollgym.trainer.inference.servers.dialect import ServerCapabilities
 from rollgym.trainer.inference.servers.vllm import VllmDialect
 from tests.support.inference_server.models import HashModel
 from tests.support.inference_server.running import InferenceServer
@@ -51,7 +51,9 @@ def test_the_client_reads_what_the_real_server_said(release):
         if entry["status"] != 200 or entry["path"] != "/inference/v1/generate":
             continue
         numbers = tuple(int(part) for part in release.split("."))
-        capabilities = Capabilities("vLLM", numbers, "policy", 512, "model", "default", numbers >= (0, 33))
+        capabilities = ServerCapabilities(
+            "vLLM", numbers, "policy", 512, "model", "default", numbers >= (0, 33)
+        )
         dialect = VllmDialect(capabilities)
         answer = HttpAnswer(200, entry["reply"].encode())
         stretch = dialect.read_generation(answer, call)

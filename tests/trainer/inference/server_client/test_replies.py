@@ -10,7 +10,7 @@ from rollgym.trainer.inference.calls import HttpAnswer
 from rollgym.trainer.inference.errors import InferenceError
 from rollgym.trainer.inference.server_client.client import ServerClient
 from rollgym.trainer.inference.server_client.replies import ReplyEvents
-from rollgym.trainer.inference.servers.dialect import Capabilities
+from rollgym.trainer.inference.servers.dialect import ServerCapabilities
 from rollgym.trainer.inference.servers.sglang import SglangDialect
 from rollgym.trainer.inference.servers.vllm import VllmDialect
 from tests.support.inference_server.running import InferenceServer, InferenceServerProcess
@@ -96,7 +96,9 @@ async def test_a_stream_that_repeats_everything_is_read_where_it_comes():
 @pytest.mark.parametrize("repeats", [False, True])
 @pytest.mark.parametrize("parts", [[9], [1, 1, 1], [2, 0, 3], [1] * 7])
 def test_both_kinds_of_sglangs_streams_amount_to_one_reply(repeats, parts):
-    dialect = SglangDialect(Capabilities("SGLang", (0, 5, 23), "policy", None, "temperature", None, True))
+    dialect = SglangDialect(
+        ServerCapabilities("SGLang", (0, 5, 23), "policy", None, "temperature", None, True)
+    )
     drawn = [7] * sum(parts)  # all equal: nothing but their number tells the two apart
     bodies, count = [], 0
     for part in parts:
@@ -139,7 +141,7 @@ def events(*bodies):
 
 
 def test_parts_may_end_anywhere_and_what_was_told_is_not_told_again():
-    dialect = VllmDialect(Capabilities("vLLM", (0, 33), "policy", None, "sampled", None, True))
+    dialect = VllmDialect(ServerCapabilities("vLLM", (0, 33), "policy", None, "sampled", None, True))
     choices = [
         {"choices": [{"index": 0, "token_ids": [each], "x": "é", "finish_reason": None}]} for each in range(5)
     ]
@@ -164,7 +166,7 @@ def test_parts_may_end_anywhere_and_what_was_told_is_not_told_again():
     "event", [{"error": {"message": "out of memory", "code": 500}}, "no object", {"choices": "none"}, {}]
 )
 async def test_a_stream_that_is_none_is_an_error(event):
-    dialect = VllmDialect(Capabilities("vLLM", (0, 33), "policy", None, "sampled", None, True))
+    dialect = VllmDialect(ServerCapabilities("vLLM", (0, 33), "policy", None, "sampled", None, True))
     told = []
     reading = ReplyEvents(dialect, told.extend)
     reading.reading()(b"".join(events(event)))

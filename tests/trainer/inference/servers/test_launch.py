@@ -6,6 +6,7 @@ import shutil
 import signal
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -127,9 +128,15 @@ async def test_why_an_engine_ended_is_told_however_much_is_said_behind_it(tmp_pa
 
 async def test_a_release_that_is_too_old_to_be_started_is_told_of(tmp_path):
     code = "import sys; sys.exit('vllm: error: unrecognized arguments: --enable-scale-out')"
-    with pytest.raises(LaunchError, match=r"vLLM 0\.31 and SGLang 0\.5\.20 or newer.*inference\.urls"):
-        async with open_servers([process_of(tmp_path, code)]):
+    process = process_of(tmp_path, code)
+    with pytest.raises(LaunchError, match=r"runs start vLLM 0\.31 or newer.*inference\.urls"):
+        async with open_servers([replace(process, oldest="vLLM 0.31")]):
             raise AssertionError("it opened")
+    # Of a program whose releases are not known, nothing is said but what it said itself.
+    with pytest.raises(LaunchError) as caught:
+        async with open_servers([process]):
+            raise AssertionError("it opened")
+    assert "or newer" not in str(caught.value)
 
 
 async def test_a_server_that_never_answers_is_not_waited_for_for_ever(tmp_path):

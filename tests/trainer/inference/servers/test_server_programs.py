@@ -1,11 +1,12 @@
 """What servers that a run starts are told, and the ports that they get."""
 
+import re
 import socket
 from pathlib import Path
 
 import pytest
 
-from rollgym.trainer.config.inference import InferenceSettings
+from rollgym.trainer.config.inference import INFERENCE_SERVERS, InferenceSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.inference.servers.dialect import ServedModel
 from rollgym.trainer.inference.servers.launch import (
@@ -54,6 +55,12 @@ def test_vllm_is_told_what_training_needs():
     assert process.environment == {"VLLM_SERVER_DEV_MODE": "1"}
     for absent in ("--quantization", "--enable-lora", "--enable-sleep-mode", "--weight-transfer-config"):
         assert absent not in words
+
+
+@pytest.mark.parametrize("kind", [each.name for each in INFERENCE_SERVERS])
+def test_each_is_started_from_a_release_on_that_messages_name(kind):
+    (process,) = started(settings_of(kind=kind), MODEL)
+    assert re.fullmatch(r"\w+ [\d.]+", process.oldest)
 
 
 def test_vllm_is_told_of_everything_that_was_switched_on(monkeypatch):

@@ -11,8 +11,8 @@ from rollgym.clients.protocol import tool_calls
 from rollgym.clients.replies.formats.calls import UnwritableCallError, read_calls
 from rollgym.clients.replies.formats.table import FORMATS, written_calls
 from rollgym.trainer.rollout.agents.replies import (
+    ApiToolCall,
     Reply,
-    ToolCall,
     format_of_template,
     read_reply,
     schemas_of,
@@ -56,7 +56,7 @@ def test_each_family_writes_calls_in_its_own_way(tool_format, text):
 
 def test_what_is_said_beside_calls_is_content():
     reply = read_reply('I add.\n<tool_call>{"name": "add", "arguments": {}}</tool_call>', "hermes")
-    assert reply == Reply("I add.", None, (ToolCall("add", "{}"),))
+    assert reply == Reply("I add.", None, (ApiToolCall("add", "{}"),))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.replies import read_reply
 from rollgym.trainer.rollout.agents.splicing import (
-    Conversation,
+    AgentConversation,
     Found,
     ReplyIndex,
     SampledReply,
@@ -36,7 +36,7 @@ class Talk:
         self.stored = ()
 
     def prompt(self, messages):
-        conversation = Conversation.of(messages, self.tools)
+        conversation = AgentConversation.of(messages, self.tools)
         return self.splicing.prompt(conversation, self.book.found(conversation), self.stored).ids
 
     def reply(self, messages, text, *, closed=True, thinks=False):
@@ -46,7 +46,7 @@ class Talk:
         reply = read_reply(text, "hermes" if self.tools else None, begun=thinks)
         call_ids = tuple(f"id{number}" for number in range(len(reply.calls)))
         sampled = SampledReply(tuple(ids), text, reply, call_ids)
-        self.book.note(Conversation.of(messages, self.tools), sampled)
+        self.book.note(AgentConversation.of(messages, self.tools), sampled)
         return ids, message_of(sampled)
 
 
@@ -62,7 +62,7 @@ def test_a_conversation_that_goes_on_is_the_stored_ids_and_a_tail(family, closed
         messages += [message, user("and now?")]
         prompt = talk.prompt(messages)
         assert prompt[: len(stored)] == stored
-        assert prompt == stored + talk.renderer.tail([user("and now?")], stored[-1])
+        assert prompt == stored + talk.renderer.tail([user("and now?")], stored[-1]).ids
         stored = prompt
 
 
@@ -150,12 +150,12 @@ def test_among_equal_replies_the_one_behind_the_same_conversation_is_meant():
     first, second = [user("a")], [user("b")]
     ids, message = talk.reply(first, "yes")
     other = SampledReply((5, 6, 7), "yes", read_reply("yes"))
-    talk.book.note(Conversation.of(second, []), other)
+    talk.book.note(AgentConversation.of(second, []), other)
     begun = len(talk.prompt(first))
     assert talk.prompt([*first, message, user("c")])[begun : begun + len(ids)] == ids
     assert talk.prompt([*second, message, user("c")])[begun : begun + 3] == [5, 6, 7]
     # In a shortened conversation it is known by what it says.
-    assert talk.book.found(Conversation.of([message, user("d")], [])) == Found({0: other})
+    assert talk.book.found(AgentConversation.of([message, user("d")], [])) == Found({0: other})
 
 
 def test_a_template_that_refuses_is_a_refusal_with_its_reason():
@@ -239,7 +239,10 @@ def test_calls_are_written_anew_where_that_template_would_write_the_past_otherwi
 def test_arguments_that_few_can_write_are_found_again(value):
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": {"a": value}}}
     messages = [user("x"), {"role": "assistant", "content": "", "tool_calls": [call]}]
-    assert len(set(Conversation.of(messages, TOOLS).histories)) == 2
+    assert len(set(AgentConversation.of(messages, TOOLS).histories)) == 2
     other = {**call, "function": {"name": "add", "arguments": {"a": 2}}}
     changed = [user("x"), {"role": "assistant", "content": "", "tool_calls": [other]}]
-    assert Conversation.of(messages, TOOLS).histories[1] != Conversation.of(changed, TOOLS).histories[1]
+    assert (
+        AgentConversation.of(messages, TOOLS).histories[1]
+        != AgentConversation.of(changed, TOOLS).histories[1]
+    )
