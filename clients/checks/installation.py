@@ -236,9 +236,8 @@ def _check_files(distribution: Distribution, home: Path) -> Iterator[Finding]:
 def _recorded(distribution: Distribution) -> list[_RecordedFile]:
     """The installer's list. `Distribution.files` leaves out what is missing since Python 3.12."""
     rows = csv.reader((distribution.read_text("RECORD") or "").splitlines())
-    return [
-        _RecordedFile(name, Path(str(distribution.locate_file(name))), digest) for name, digest, _ in rows
-    ]
+    named = ([*row, ""][:2] for row in rows if row)
+    return [_RecordedFile(name, Path(str(distribution.locate_file(name))), digest) for name, digest in named]
 
 
 def _has_changed(file: _RecordedFile) -> bool:

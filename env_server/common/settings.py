@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from rollgym.clients.protocol.messages import Isolation
-from rollgym.sandbox.core.kinds import SANDBOXES, kind_named, parse_sandbox_name
+from rollgym.sandbox.core.kinds import BY_NAME, SANDBOXES, parse_sandbox_name
 from rollgym.user_paths import expand_user
 
 EnvironmentId = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,128}$")]
@@ -318,7 +318,7 @@ class SandboxSettings(Section):
         """Whether a sandbox here serves clients; one on another server they can call directly."""
         if self.sandbox is None:
             return False
-        kind = kind_named(self.sandbox)
+        kind = BY_NAME.get(parse_sandbox_name(self.sandbox)[0])
         return kind is None or not kind.elsewhere
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import contextvars
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -201,6 +202,9 @@ class Socket:
         self._delay = QueueDelay(services.overload.limit_s)
         name = name_socket(services.rank)
         self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
+        # Environments in the loop find the variables again that they set (numpy's `seterr`, `decimal`), whichever way a
+        # frame takes.
+        self._variables = contextvars.copy_context()
         self._in_flight: set[FrameId] = set()
         # Whether nothing is done but waiting for the next frame.
         self._is_idle = False
@@ -224,11 +228,10 @@ class Socket:
                 self._is_idle = True
                 message = await receive()
                 self._is_idle = False
+                # That of a frame that was taken at once.
+                await self._all_begun()
                 if message["type"] != "websocket.receive" or slot.revoked:
                     return
-                while (beginning := self._beginning) is not None:
-                    self._beginning = None
-                    await asyncio.wait((beginning,))
                 text = message.get("text")
                 if not admissions.are_open():
                     # Frames that are here already are received, and their answers sent, without the loop's going on.
@@ -238,7 +241,8 @@ class Socket:
                 if waited >= late_s or self._was_late or len(in_flight) >= most:
                     self._look_at_delay(waited, taken)
                     self._was_late = waited >= late_s or bool(self._context.waited_s)
-                content = self._take(message["bytes"] if text is None else text)
+                content = self._variables.run(self._take, message["bytes"] if text is None else text)
+                await self._all_begun()
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
@@ -267,10 +271,16 @@ class Socket:
             or admissions.admitted_at - self._exchange.arrivals.since >= self._overload.late_s
         ):
             return False
-        content = self._take(data)
+        content = self._variables.run(self._take, data)
         if content is not None:
             self._deliver(content)
         return True
+
+    async def _all_begun(self) -> None:
+        """Wait until all of a frame that is read or begun in slices has begun."""
+        while (beginning := self._beginning) is not None:
+            self._beginning = None
+            await asyncio.wait((beginning,))
 
     def _look_at_delay(self, waited: float, now: float) -> None:
         """Note whether the frame that is taken now has waited for too long, for the loop or for others' answers."""

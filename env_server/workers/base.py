@@ -4,13 +4,16 @@ import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import gymnasium
 from gymnasium import Space
 
-from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.metrics import OperationTimes
+
+if TYPE_CHECKING:
+    # Children import this module, and need nothing of pydantic.
+    from rollgym.clients.protocol.messages import Isolation
 
 Spaces = tuple[Space[Any], Space[Any]]
 """An environment's action space and observation space."""
@@ -127,7 +130,7 @@ class Worker(ABC):
     and `make` with the same key puts a new one there.
     """
 
-    isolation: ClassVar[Isolation]
+    isolation: ClassVar["Isolation"]
 
     def __init__(self) -> None:
         self.times = OperationTimes()

@@ -74,7 +74,9 @@ class SandboxKind:
     def is_named_by(self, text: str) -> bool:
         """Whether a text names it, with or without what stands after a colon."""
         name, colon, argument = text.partition(":")
-        return name == self.name and (bool(argument and self.argument) if colon else not self.needs_argument)
+        return name == self.name and (
+            bool(argument.strip() and self.argument) if colon else not self.needs_argument
+        )
 
 
 SANDBOXES = (

@@ -20,8 +20,7 @@ from rollgym.envs.core.profiles import PROFILES
 from rollgym.envs.games.guess_number import GuessNumberEnv
 from rollgym.envs.registry import builtin_environments
 from rollgym.envs.tools.tool_use import ToolUseEnv
-from rollgym.envs.verifiers.extraction import last_formula_or_number, marked_answer
-from rollgym.envs.verifiers.extraction import strip_thinking as answering
+from rollgym.envs.verifiers.extraction import last_formula_or_number, marked_answer, without_thoughts
 from rollgym.envs.verifiers.instructions.environment import InstructionFollowingEnv
 from rollgym.envs.verifiers.judging.templates import CriteriaVerdict, TokenVerdict, UnreadableVerdictError
 from rollgym.envs.webshop.shop import parse_action
@@ -157,7 +156,7 @@ def judged(text):
 
 
 def answers(text):
-    said = answering(text)
+    said = without_thoughts(text)
     marked_answer(said)
     last_formula_or_number(said)
     last_tagged(said, "answer")

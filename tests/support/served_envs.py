@@ -1,6 +1,7 @@
 """Environments that the server's tests serve: each does one thing that a server has to bear."""
 
 import ctypes
+import decimal
 import json
 import math
 import os
@@ -13,6 +14,24 @@ import numpy as np
 from gymnasium import spaces
 
 from rollgym.clients.protocol.spaces import UnicodeText
+
+
+class Precise(gymnasium.Env):
+    """Sets a variable of the context that its code runs in, and says what it finds there."""
+
+    metadata: ClassVar[dict[str, Any]] = {"inline": True}
+
+    def __init__(self) -> None:
+        self.action_space = UnicodeText()
+        self.observation_space = UnicodeText()
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[str, dict]:
+        super().reset(seed=seed)
+        decimal.getcontext().prec = 50
+        return "", {}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict]:
+        return str(decimal.getcontext().prec), 0.0, False, False, {}
 
 
 class Count(gymnasium.Env):

@@ -228,7 +228,9 @@ class BackendSettings(Settings):
     def _ranks_are_the_mesh(self) -> Self:
         if self.in_process:
             if odd := self.changed(*sorted(set(type(self).model_fields) - {"kind"})):
-                divided = alternatives([each.name for each in BACKENDS if each.dimensions])
+                read_by_some = {name for each in BACKENDS for name in each.reads}.intersection(odd)
+                fitting = [each for each in BACKENDS if each.dimensions and read_by_some <= set(each.reads)]
+                divided = alternatives([each.name for each in fitting])
                 raise ValueError(
                     f"{', '.join(odd)}: kind '{self.kind}' computes in the run's own process and reads none of it: set "
                     f"kind to {divided}, or leave it out"

@@ -1,7 +1,7 @@
 """Templates: what a judge is asked, as data, and how its reply is read: strictly, and at its end alone."""
 
-import contextlib
 import hashlib
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from rollgym.clients.protocol.json_text import read_json
 from rollgym.clients.protocol.yaml_text import read_yaml
 from rollgym.clients.replies.marks import ANSWER_WITHIN
 from rollgym.clients.replies.thinking import strip_thinking
@@ -23,7 +22,8 @@ from rollgym.user_paths import expand_user
 _AROUND = " \t*_`.\"'"
 _LONGEST_SHOWN = 120
 _LONGEST_LINE = 1_000
-_MOST_OBJECTS = 1_000
+# Characters that are parsed in looking for an object: many that do not end, one in the other, are read again and again.
+_MOST_READ = 1_000_000
 
 
 class UnreadableVerdictError(Exception):
@@ -144,14 +144,23 @@ Reading = Annotated[
 def _last_object(reply: str) -> dict[str, Any]:
     """Return the JSON object that a reply ends in, fenced or not."""
     text = strip_thinking(reply, ANSWER_WITHIN).strip().removesuffix("```").rstrip()
-    start = text.find("{")
-    for _ in range(_MOST_OBJECTS):
-        if start < 0:
-            break
-        with contextlib.suppress(ValueError):
-            found: dict[str, Any] = read_json(text[start:])
-            return found
-        start = text.find("{", start + 1)
+    decoder = json.JSONDecoder()
+    start, left = text.find("{"), _MOST_READ
+    while start >= 0 and left > 0:
+        try:
+            value, end = decoder.raw_decode(text, start)
+        except json.JSONDecodeError as error:
+            left -= max(1, error.pos - start)
+            start = text.find("{", start + 1)
+            continue
+        except RecursionError:
+            left -= len(text) - start
+            start = text.find("{", start + 1)
+            continue
+        if end == len(text) and isinstance(value, dict):
+            return value
+        left -= end - start
+        start = text.find("{", end)
     raise UnreadableVerdictError(reply)
 
 

@@ -61,6 +61,14 @@ def test_files_that_are_missing_changed_or_left_by_another_installation_are_name
     ]
 
 
+def test_a_list_with_rows_that_are_no_rows_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    home = installed(tmp_path)
+    record = tmp_path / "rollgym-0.1.0.dist-info" / "RECORD"
+    rows = record.read_text().splitlines()
+    record.write_text("\n".join([rows[0].split(",")[0], "", rows[1] + ",more", *rows[2:], "gone.py"]))
+    assert found(home, tmp_path) == [(Status.FAIL, "1 of its files is missing: gone.py")]
+
+
 def test_another_distribution_inside_our_package_is_named(tmp_path: Path) -> None:
     home = installed(tmp_path)
     installed(tmp_path, "intruder", ("rollgym/intruder.py", "intruder/__init__.py"))

@@ -86,6 +86,35 @@ async def test_a_token_is_revoked(tmp_path: Path, processes: int) -> None:
             assert (await admin.get("/v1/info")).json()["capacity"]["sessions"] == 1
 
 
+async def test_no_frame_of_a_revoked_token_is_taken_once_those_before_it_are_done(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.yaml"
+    token, root = add_token(file, "alice", ["play"]), add_token(file, "root", ["admin"])
+    with Server(*ENVS, *INLINE, "--token-file", str(file), "--max-queue-s", "60") as server:
+        async with server.socket(**bearer(token)) as alice, server.http(root) as admin:
+            session = await alice.make()
+            reset = {"op": "reset", "session_id": session, "options": {"sleep": 0.01}}
+            await alice.send("batch", ops=[reset] * 200)
+            await alice.send("make", env_id="Count")
+            await asyncio.sleep(0.3)
+            revoke_tokens(file, "alice")
+            server.process.send_signal(signal.SIGHUP)
+            await closed(alice)
+
+            async def done(op: str) -> float:
+                lines = (await admin.get("/metrics")).text.splitlines()
+                counts = [
+                    line
+                    for line in lines
+                    if line.startswith("rollgym_operations_total{") and f'op="{op}"' in line
+                ]
+                return sum(float(line.rsplit(" ", 1)[1]) for line in counts)
+
+            async with asyncio.timeout(60):
+                while await done("reset") < 200:
+                    await asyncio.sleep(0.05)
+            assert await done("make") == 1
+
+
 async def test_a_token_is_rotated_without_a_gap(tmp_path: Path) -> None:
     file = tmp_path / "tokens.yaml"
     old = add_token(file, "alice", ["play"], Quota(max_sessions=2))

@@ -11,7 +11,7 @@ import yaml
 
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.cli import main
-from rollgym.env_server.common.settings import ConfigurationError, Section, Settings
+from rollgym.env_server.common.settings import ConfigurationError, SandboxSettings, Section, Settings
 from rollgym.env_server.common.settings_loading import load_settings
 from rollgym.extras import install_line
 from tests.support.wire import ENVS, INLINE, Server
@@ -219,3 +219,12 @@ def test_help_begins_with_how_it_is_called_and_shows_settings_by_section(
     assert all(
         f"\n{section.title}:\n" in shown for section in Settings.__bases__ if issubclass(section, Section)
     )
+
+
+def test_a_sandbox_that_the_variable_names_on_another_server_serves_nobody_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROLLGYM_SANDBOX", "remote:http://127.0.0.1:1")
+    assert not SandboxSettings(sandbox="").runs_code
+    monkeypatch.setenv("ROLLGYM_SANDBOX", "namespaces")
+    assert SandboxSettings(sandbox="").runs_code

@@ -9,7 +9,7 @@ import msgpack
 import pytest
 import websockets
 
-from tests.support.wire import Server
+from tests.support.wire import ENVS, MODULE, Server
 
 AUTORESET_STEP = {"op": "step", "session_id": "MADE", "action": "a", "autoreset": True}
 
@@ -263,3 +263,33 @@ async def test_episodes_follow_each_other_in_one_frame(server: Server) -> None:
             "step", session_id=made, action="a", autoreset=True, reset={"options": {"expert": True}}
         )
         assert problem["error"]["code"] == "forbidden"
+
+
+LONG = " " * 200_000
+
+
+async def test_a_frame_behind_a_long_one_waits_for_room() -> None:
+    with Server(*ENVS, "--workers", "3", "--max-in-flight", "2", "--max-queue-s", "10") as server:
+        async with server.socket() as socket:
+            sessions = [await socket.make("SlowCount") for _ in range(3)]
+            actions = ("sleep 0.3", "sleep 0.3" + LONG, "c")
+            numbers = [
+                await socket.send("step", session_id=each, action=action)
+                for each, action in zip(sessions, actions, strict=True)
+            ]
+            answers = [await socket.answer(number) for number in numbers]
+            assert [answer.get("error") for answer in answers] == [None] * 3
+
+
+async def test_what_an_environment_set_in_its_context_is_there_whichever_way_a_frame_takes() -> None:
+    arguments = ("--env", f"Precise={MODULE}:Precise", "--isolation", "Precise=inline")
+    with Server(*arguments) as server:
+        async with server.socket() as socket:
+            session = await socket.make("Precise")
+            await socket.call("reset", session_id=session)
+            actions = ["a"] * 300 + [LONG] + ["a"] * 300 + [LONG, "a"]
+            numbers = [await socket.send("step", session_id=session, action=each) for each in actions]
+            answers = [await socket.answer(number) for number in numbers]
+            assert {answer["ok"]["observation"] for answer in answers} == {"50"}
+            await socket.call("ping")
+            assert (await socket.call("step", session_id=session, action="a"))["observation"] == "50"

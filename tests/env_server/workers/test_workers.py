@@ -2,6 +2,8 @@
 
 import asyncio
 import secrets
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import pytest
 from rollgym.env_server.cli import main as roll_serve
 from tests.support.fragile_envs import INFOS, OUTCOMES, RAISED, SPACES, Beacon, ended, kill, nested
 from tests.support.players import Player
+from tests.support.processes import ROOT
 from tests.support.wire import Server, Socket
 
 MODULE = "tests.support.fragile_envs"
@@ -432,3 +435,13 @@ async def test_callers_whose_responses_are_scored_together_do_not_notice_each_ot
             for number, item in zip(numbers, quick, strict=True):
                 (verdict,) = (await socket.answer(number))["ok"]["results"]
                 assert (verdict["outcome"], verdict["detail"]) == ("correct", item["answer"])
+
+
+def test_a_child_imports_nothing_that_it_does_not_need() -> None:
+    # Every worker process pays for it, in memory and in the time of its start.
+    code = (
+        "import sys, rollgym.env_server.workers.child as child\n"
+        "print(sorted({'pydantic', 'fastapi', 'starlette', 'uvicorn', 'yaml', 'httpx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -54,6 +54,12 @@ def double():
         (NUMBER, '{"score": null}', None),
         (PATTERN, "Well.\nScore: 2.5", 0.5),
         (CRITERIA, '{"met": [true, false]}', 0.75),
+        (CRITERIA, r'{"met": [true, false], "why": "half a face: \ud83d", "sure": NaN}', 0.75),
+        (
+            CRITERIA,
+            '{"a": ' * 100 + "and a program of a hundred open braces" + '{"met": [true, false]}',
+            0.75,
+        ),
     ],
 )
 def test_a_verdict(reading, reply, expected):
