@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import contextvars
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
@@ -27,13 +26,7 @@ from rollgym.env_server.common.negotiation import (
 from rollgym.env_server.common.overload import Arrivals, QueueDelay
 from rollgym.env_server.common.requests import FrameId, as_problem, bad_frame, frame_id, invalid, sendable
 from rollgym.env_server.http.batch import Results, Unfinished, encode_results, read_batch, run_batch
-from rollgym.env_server.http.transport.write_coalescing import (
-    AWAITS_TOKEN,
-    EXCHANGE,
-    MORE,
-    TRUSTED,
-    FrameExchange,
-)
+from rollgym.env_server.http.transport.write_coalescing import ARRIVALS, AWAITS_TOKEN, MORE, TRUSTED
 from rollgym.env_server.operations.operations import SOCKET_OPS, unknown_op
 from rollgym.env_server.operations.services import Services
 from rollgym.env_server.sessions.replies import Reply
@@ -86,9 +79,9 @@ async def _serve_accepted(
         if slot.caller is None:
             await _identify(services, slot, receive, send, binary=binary)
         if slot.caller is not None:
-            exchange = scope.get("extensions", {}).get(EXCHANGE)
+            arrivals = scope.get("extensions", {}).get(ARRIVALS)
             socket = Socket(
-                services, slot, receive, send, binary=binary, traceparent=traceparent, exchange=exchange
+                services, slot, receive, send, binary=binary, traceparent=traceparent, arrivals=arrivals
             )
             await socket.serve()
     except OSError:
@@ -175,7 +168,7 @@ class Socket:
         *,
         binary: bool,
         traceparent: str | None = None,
-        exchange: FrameExchange | None = None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         assert slot.caller is not None
         self._services = services
@@ -193,22 +186,16 @@ class Socket:
         self._max_batch = services.settings.max_batch
         self._max_in_flight = services.settings.max_in_flight
         self._overload = services.overload
-        if exchange is None:
+        if arrivals is None:
             # Another server than ours has the connection, and does not say when frames came.
-            exchange = FrameExchange(Arrivals(int), lambda content, binary: False)
-            exchange.arrivals.since = math.inf
-        exchange.arrivals.follow(services.overload)
-        self._exchange = exchange
+            arrivals = Arrivals(int)
+            arrivals.since = math.inf
+        arrivals.follow(services.overload)
+        self._arrivals = arrivals
         self._delay = QueueDelay(services.overload.limit_s)
         name = name_socket(services.rank)
         self._context = Context(slot.caller, binary=binary, socket=name, traceparent=traceparent)
-        # Environments in the loop find the variables again that they set (numpy's `seterr`, `decimal`), whichever way a
-        # frame takes.
-        self._variables = contextvars.copy_context()
         self._in_flight: set[FrameId] = set()
-        # Whether nothing is done but waiting for the next frame.
-        self._is_idle = False
-        self._was_late = False
         self._dropped = False
         self._room: asyncio.Future[None] | None = None
         self._beginning: asyncio.Task[None] | None = None
@@ -218,18 +205,13 @@ class Socket:
     async def serve(self) -> None:
         """Answer frames until the socket drops. Operations that run then are finished all the same."""
         receive, send, binary, slot = self._receive, self._send, self._binary, self._slot
-        arrivals, in_flight, most = self._exchange.arrivals, self._in_flight, self._max_in_flight
-        late_s, admissions = self._overload.late_s, self._services.admissions
+        arrivals, in_flight, most = self._arrivals, self._in_flight, self._max_in_flight
+        late_s, was_late, admissions = self._overload.late_s, False, self._services.admissions
         slot.on_change = self._changed
         self._services.unanswered.attend(self._give_up)
-        self._exchange.take = self._take_at_once
         try:
             while True:
-                self._is_idle = True
                 message = await receive()
-                self._is_idle = False
-                # That of a frame that was taken at once.
-                await self._all_begun()
                 if message["type"] != "websocket.receive" or slot.revoked:
                     return
                 text = message.get("text")
@@ -238,56 +220,30 @@ class Socket:
                     await admissions.turn()
                 taken = admissions.admitted_at
                 waited = taken - arrivals.since
-                if waited >= late_s or self._was_late or len(in_flight) >= most:
+                if waited >= late_s or was_late or len(in_flight) >= most:
                     self._look_at_delay(waited, taken)
-                    self._was_late = waited >= late_s or bool(self._context.waited_s)
-                content = self._variables.run(self._take, message["bytes"] if text is None else text)
-                await self._all_begun()
+                    was_late = waited >= late_s or bool(self._context.waited_s)
+                content = self._take(message["bytes"] if text is None else text)
+                while (beginning := self._beginning) is not None:
+                    self._beginning = None
+                    await asyncio.wait((beginning,))
                 if content is not None:
                     self._metrics.socket_sent += len(content)
                     await send(_message(content, binary))
                 elif len(in_flight) >= most:
                     await self._wait_for_room()
         finally:
-            self._exchange.take = None
             slot.on_change = None
             self._services.unanswered.dismiss(self._give_up)
             self._dropped = True
             self._services.socket_dropped(self._context)
-
-    def _take_at_once(self, data: str | bytes) -> bool:
-        """Handle a frame within the read that it came in, if nothing is before it and nothing is late.
-
-        The last place in flight is left to a frame in line, so that the socket waits for room behind it.
-        """
-        admissions = self._services.admissions
-        if (
-            not self._is_idle
-            or self._was_late
-            or self._beginning is not None
-            or self._slot.revoked
-            or len(self._in_flight) + 1 >= self._max_in_flight
-            or not admissions.are_open()
-            or admissions.admitted_at - self._exchange.arrivals.since >= self._overload.late_s
-        ):
-            return False
-        content = self._variables.run(self._take, data)
-        if content is not None:
-            self._deliver(content)
-        return True
-
-    async def _all_begun(self) -> None:
-        """Wait until all of a frame that is read or begun in slices has begun."""
-        while (beginning := self._beginning) is not None:
-            self._beginning = None
-            await asyncio.wait((beginning,))
 
     def _look_at_delay(self, waited: float, now: float) -> None:
         """Note whether the frame that is taken now has waited for too long, for the loop or for others' answers."""
         overload = self._overload
         is_refused = self._delay.is_late(waited, now) or (overload.is_behind and waited >= overload.late_s)
         if waited >= overload.late_s:
-            is_refused = overload.is_queue(self._exchange.arrivals.waiting()) and is_refused
+            is_refused = overload.is_queue(self._arrivals.waiting()) and is_refused
         if len(self._in_flight) >= self._max_in_flight:
             self._context.waited_s = max(waited, overload.limit_s)
         else:
@@ -437,7 +393,7 @@ class Socket:
             self._forget(number)
 
     def _take_answer(self, number: FrameId, answer: Reply | Results | ProblemError) -> None:
-        """Answer a frame with another server's answer."""
+        """Answer a frame with another server's answer; the answers of one turn of the loop share a task."""
         if number not in self._passed_on:
             # It was given up.
             return
@@ -448,14 +404,8 @@ class Socket:
             content = self._encode(number, answer)
         except Exception as error:  # noqa: BLE001 - a defect of ours costs this frame, not the socket
             content = self._encode_problem(number, as_problem(error))
-        self._forget(number)
-        self._deliver(content)
-
-    def _deliver(self, content: bytes) -> None:
-        """Send an answer at once; while the client does not read, those of one turn of the loop share a task."""
         self._metrics.socket_sent += len(content)
-        if not self._answers and self._exchange.write(content, self._binary):
-            return
+        self._forget(number)
         if not self._answers:
             self._services.unanswered.add(asyncio.get_running_loop().create_task(self._send_answers()))
         self._answers.append(content)

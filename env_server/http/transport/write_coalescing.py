@@ -2,12 +2,8 @@
 
 uvicorn writes each message by itself, and for small messages that write is the most expensive part of an answer. If
 more frames wait to be answered, the framed bytes are buffered instead, until the turn of the event loop ends.
-
-uvicorn also stops reading with each message, and wakes a task for it. While that task waits for nothing but the next
-message, the application may take it at once instead, within the read that it came in.
 """
 
-from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
@@ -27,37 +23,14 @@ TRUSTED = "rollgym.trusted"
 AWAITS_TOKEN = "rollgym.awaits_token"
 """A key in the accept message: the client is not authenticated until a message says `TRUSTED`."""
 
-EXCHANGE = "rollgym.exchange"
-"""The extension of a socket's scope that is its `FrameExchange`."""
+ARRIVALS = "rollgym.arrivals"
+"""The extension of a socket's scope that gives the arrival times of received frames."""
 
 _MOST_COALESCED_BYTES = 65536
 # Before authentication: fragments of the first message, pings and pongs. After it: empty fragments of one message. Each
 # costs as much as a frame with an operation.
 _MOST_IDLE_FRAMES = 1000
 _POLICY_VIOLATION = 1008
-
-
-class FrameExchange:
-    """How an application takes and sends frames of a socket at once, without waiting for a turn of a task.
-
-    Args:
-        arrivals: When received frames came.
-        write: Sends the contents of a frame, as text or, if so told, as bytes, by the end of this turn of the loop;
-            says whether it does, which it does not while the peer does not read.
-
-    Attributes:
-        arrivals: As above.
-        write: As above.
-        take: Takes a message that nothing waits before, and says whether it did. The application sets it, and receives
-            all other messages in line.
-    """
-
-    __slots__ = ("arrivals", "take", "write")
-
-    def __init__(self, arrivals: Arrivals, write: Callable[[bytes, bool], bool]) -> None:
-        self.arrivals = arrivals
-        self.write = write
-        self.take: Callable[[str | bytes], bool] | None = None
 
 
 class CoalescingProtocol(WebSocketsSansIOProtocol):
@@ -74,9 +47,8 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     _is_trusted = False
     _awaits_token = False
     _idle_frames = 0
-    _is_feeding = False
     _slices: ReadSlices | None = None
-    _exchange: FrameExchange
+    _arrivals: Arrivals
 
     def __init__(self, *uvicorn: Any, admissions: Admissions | None = None, **more: Any) -> None:
         super().__init__(*uvicorn, **more)
@@ -84,82 +56,33 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """Start the queue's arrival times with the connection."""
-        self._exchange = FrameExchange(Arrivals(self.queue.qsize), self._write_frame)
+        self._arrivals = Arrivals(self.queue.qsize)
         super().connection_made(transport)
 
     def handle_connect(self, event: Any) -> None:
         """Begin to serve a socket."""
         super().handle_connect(event)
         if not self.handshake_complete:
-            cast(dict[str, Any], self.scope["extensions"])[EXCHANGE] = self._exchange
+            cast(dict[str, Any], self.scope["extensions"])[ARRIVALS] = self._arrivals
 
     def data_received(self, data: bytes) -> None:
         """Feed received bytes to the parser, in slices if there are many."""
         if self._slices is None or not self._slices.are_left:
             if self.queue.empty():
-                self._exchange.arrivals.come(len(data), self.transport)
+                self._arrivals.come(len(data), self.transport)
             # To put off a few frames would cost as much as to take them in: they wait before they are answered.
             if len(data) <= SLICE_BYTES:
-                self._feed(data)
+                super().data_received(data)
                 return
         if self._slices is None:
             self._slices = ReadSlices(
                 *(self._admissions, self.transport),
-                feed=self._feed,
+                feed=super().data_received,
                 is_over=lambda: self.disconnected or self.transport.is_closing(),
                 has_to_wait=lambda: False,
                 reads_on=self._reads_on,
             )
         self._slices.take(data)
-
-    def _feed(self, data: bytes) -> None:
-        """Parse received bytes, and send what was answered at once."""
-        self._is_feeding = True
-        try:
-            super().data_received(data)
-        finally:
-            self._is_feeding = False
-            if self._coalesced:
-                self._flush()
-
-    def send_receive_event_to_app(self) -> None:
-        """Hand a message to the application: at once if it takes it so, otherwise in line."""
-        take = self._exchange.take
-        if (
-            take is not None
-            and self.queue.empty()
-            and self.writable.is_set()
-            and self.conn.state is State.OPEN
-        ):
-            data: str | bytes = self.frames[0]
-            if self.curr_msg_data_type == "text":
-                try:
-                    data = self.frames[0].decode()
-                except UnicodeDecodeError:
-                    # uvicorn knows how such a socket is closed.
-                    super().send_receive_event_to_app()
-                    return
-            if take(data):
-                self.frames = []
-                return
-        super().send_receive_event_to_app()
-
-    def _write_frame(self, content: bytes, binary: bool) -> bool:
-        if self.conn.state is not State.OPEN or self.close_sent or self.disconnected:
-            # Nobody is there to get it.
-            return True
-        if not self.writable.is_set():
-            return False
-        if binary:
-            self.conn.send_binary(content)
-        else:
-            self.conn.send_text(content)
-        if not self._coalesced and not self._is_feeding:
-            self.loop.call_soon(self._flush)
-        self._coalesced += len(content) + 1
-        if self._coalesced > _MOST_COALESCED_BYTES:
-            self._flush()
-        return True
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release what belongs to the connection."""
@@ -249,7 +172,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     def resume_writing(self) -> None:
         """Read on, unless it is the application that is behind."""
         super().resume_writing()
-        self._exchange.arrivals.excuse()
+        self._arrivals.excuse()
         if self._reads_on():
             self.transport.resume_reading()
 
@@ -262,7 +185,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """Return the next message; a received message makes room for another only if the peer reads."""
         message = await self.queue.get()
         if self.queue.empty():
-            self._exchange.arrivals.read_on()
+            self._arrivals.read_on()
             if self.read_paused:
                 # uvicorn has stopped to read when the message came, and its own method reads on in any case.
                 self.read_paused = False

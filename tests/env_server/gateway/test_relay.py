@@ -395,3 +395,21 @@ async def test_nodes_have_no_session_left_of_all_of_this(fleet: Fleet) -> None:
     async with asyncio.timeout(30):
         while await sessions_at(fleet.nodes):
             await asyncio.sleep(0.1)
+
+
+async def test_the_bytes_of_answers_that_are_passed_on_are_counted(fleet: Fleet) -> None:
+    async def sent() -> float:
+        async with httpx.AsyncClient() as http:
+            lines = (await http.get(f"{fleet.upper.url}/metrics")).text.splitlines()
+        of_sockets = [
+            line for line in lines if line.startswith('rollgym_sent_bytes_total{transport="websocket"')
+        ]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in of_sockets)
+
+    async with EnvClient(fleet.upper.url) as client:
+        session = await client.make("FrozenLake-v0")
+        await session.reset(seed=1)
+        before = await sent()
+        answers = [await session.step("Left") for _ in range(20)]
+        assert await sent() - before > sum(len(answer[0]) for answer in answers)
+        await session.close()

@@ -11,7 +11,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 from websockets.protocol import State
 
-from rollgym.env_server.http.transport.write_coalescing import EXCHANGE, CoalescingProtocol, FrameExchange
+from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 from tests.support.wire import Server
 
 HANDSHAKE = (
@@ -27,7 +27,6 @@ class Recorder:
         self.written: list[bytes] = []
         self.lost: list[bytes] = []
         self.closing = False
-        self.pauses = 0
 
     def write(self, data: bytes) -> None:
         (self.lost if self.closing else self.written).append(data)
@@ -42,7 +41,7 @@ class Recorder:
         return None
 
     def pause_reading(self) -> None:
-        self.pauses += 1
+        return
 
     def resume_reading(self) -> None:
         return
@@ -59,7 +58,6 @@ class Socket:
         self.protocol.data_received(HANDSHAKE)
 
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
-        self.exchange: FrameExchange = scope["extensions"][EXCHANGE]
         await receive()
         await send({"type": "websocket.accept"})
         while (message := await receive())["type"] == "websocket.receive":
@@ -160,90 +158,6 @@ async def test_nothing_is_written_to_a_connection_that_is_closing(socket: Socket
     socket.transport.close()
     await asyncio.sleep(0.1)
     assert socket.transport.lost == []
-
-
-class AtOnce:
-    """Takes frames at once and answers them with themselves in capitals, but those in small letters."""
-
-    def __init__(self, socket: Socket) -> None:
-        self.exchange = socket.exchange
-        self.exchange.take = self
-
-    def __call__(self, data: str | bytes) -> bool:
-        if data.islower():
-            return False
-        content = data.encode() if isinstance(data, str) else data
-        self.exchange.write(content + b"!", isinstance(data, bytes))
-        return True
-
-
-async def test_a_frame_that_is_taken_at_once_is_answered_within_its_read(socket: Socket) -> None:
-    AtOnce(socket)
-    for content in ("A", b"B"):
-        socket.receive(content)
-        assert socket.take() == [[b"A!" if content == "A" else b"B!"]]
-    socket.receive("A", b"B", "C")
-    assert socket.take() == [[b"A!", b"B!", b"C!"]]
-    assert socket.transport.pauses == 0
-
-
-async def test_no_frame_is_taken_at_once_before_one_that_stands_in_line(socket: Socket) -> None:
-    AtOnce(socket)
-    socket.receive("A", "b", "C")
-    assert socket.take() == [[b"A!"]]
-    socket.receive("D")
-    await _settle()
-    # The application that stands behind the line answers with what came.
-    assert [content for write in socket.take() for content in write] == [b"b", b"C", b"D"]
-    socket.receive("E")
-    assert socket.take() == [[b"E!"]]
-
-
-async def test_what_is_written_between_reads_goes_out_at_the_end_of_the_turn(socket: Socket) -> None:
-    assert socket.exchange.write(b"A", False)
-    assert socket.exchange.write(b"B", True)
-    assert socket.take() == []
-    await _settle()
-    assert socket.take() == [[b"A", b"B"]]
-
-
-async def test_no_frame_is_taken_at_once_of_a_peer_that_does_not_read(socket: Socket) -> None:
-    AtOnce(socket)
-    socket.protocol.pause_writing()
-    assert not socket.exchange.write(b"not yet", False)
-    socket.receive("A")
-    await _settle()
-    assert socket.take() == []
-    socket.protocol.resume_writing()
-    await _settle()
-    assert socket.take() == [[b"A"]]
-
-
-async def test_much_that_is_answered_at_once_is_not_gathered(socket: Socket) -> None:
-    def take(data: str | bytes) -> bool:
-        return socket.exchange.write(b"X" * 40_000, False)
-
-    socket.exchange.take = take
-    socket.receive("A", "B", "C")
-    assert [len(write) for write in socket.take()] == [2, 1]
-
-
-async def test_a_text_that_is_no_text_is_not_taken_and_ends_the_socket(socket: Socket) -> None:
-    AtOnce(socket)
-    socket.protocol.data_received(Frame(Opcode.TEXT, b"A\xff").serialize(mask=True))
-    await _settle()
-    answers = [content for write in socket.take() for content in write]
-    assert answers == [(1007).to_bytes(2, "big")]
-
-
-async def test_nobody_is_answered_at_once_whose_connection_has_ended(socket: Socket) -> None:
-    AtOnce(socket)
-    socket.transport.close()
-    socket.receive("A")
-    socket.protocol.disconnected = True
-    socket.exchange.write(b"A", False)
-    await _settle()
-    assert socket.transport.written == socket.transport.lost == []
 
 
 async def test_many_frames_at_once_are_answered_in_order_and_wait_for_no_slow_one(server: Server) -> None:
