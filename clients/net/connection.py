@@ -1,8 +1,8 @@
 """A connection: requests with ids over one WebSocket, answered in any order.
 
 The WebSocket is an asyncio protocol: messages go out in one write a loop turn and come in by call-back. The sans-I/O
-core of `websockets` does the framing. Its own asyncio connection hands messages over through queues and context
-managers, which costs more CPU per message than all the rest of a client step.
+core of `websockets` does the handshakes, and what is not a message of one frame. Its own asyncio connection hands
+messages over through queues and context managers, which costs more CPU per message than all the rest of a client step.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
+from rollgym.clients.net.framing import BINARY, TEXT, FrameReader, masking_keys, to_server
 from rollgym.clients.protocol.addresses import server_parts
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
@@ -33,6 +34,7 @@ MAX_MESSAGE_BYTES = 2**30
 """A message that is larger ends the connection, unless another limit is set."""
 
 _CLOSE_TIMEOUT_S = 2.0
+_END_OF_HEAD = b"\r\n\r\n"
 _SCHEMES = {"http": "ws", "https": "wss", "ws": "ws", "wss": "wss"}
 
 
@@ -92,6 +94,7 @@ async def open_socket(
                     ClientProtocol(uri, subprotocols=offered, max_size=max_message_bytes),
                     headers,
                     on_message or _ignore,
+                    max_message_bytes,
                 ),
                 address or uri.host,
                 uri.port,
@@ -126,7 +129,11 @@ class WebSocket(asyncio.Protocol):
     """
 
     def __init__(
-        self, protocol: ClientProtocol, headers: Mapping[str, str], on_message: Callable[[bytes], None]
+        self,
+        protocol: ClientProtocol,
+        headers: Mapping[str, str],
+        on_message: Callable[[bytes], None],
+        max_message_bytes: int,
     ) -> None:
         loop = asyncio.get_running_loop()
         self._loop = loop
@@ -135,6 +142,14 @@ class WebSocket(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._flush_scheduled = False
         self._fragments: list[bytes] = []
+        self._keys = masking_keys()
+        self._response_end = b""
+        self._reader = FrameReader(
+            protocol,
+            most_bytes=max_message_bytes,
+            on_message=lambda _, message: self.on_message(message),
+            pass_on=self._pass_on,
+        )
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[str] = loop.create_future()
         self.on_message = on_message
@@ -158,7 +173,28 @@ class WebSocket(asyncio.Protocol):
         self._flush()
 
     def data_received(self, data: bytes) -> None:
-        """Feed received bytes to the protocol and deliver complete frames."""
+        """Read what came, and deliver complete messages."""
+        if self._protocol.state is State.CONNECTING:
+            data = self._take_response(data)
+        self._reader.feed(data)
+
+    def _take_response(self, data: bytes) -> bytes:
+        """Take in the response to the handshake; return what came behind its head, which may be frames."""
+        before = len(self._response_end)
+        looked_at = self._response_end + data
+        end = looked_at.find(_END_OF_HEAD)
+        head = data if end < 0 else data[: end + len(_END_OF_HEAD) - before]
+        self._response_end = looked_at[1 - len(_END_OF_HEAD) :]
+        self._pass_on(head)
+        rest = data[len(head) :]
+        if rest and self._protocol.state is not State.OPEN:
+            # The body of a refusal.
+            self._pass_on(rest)
+            return b""
+        return rest
+
+    def _pass_on(self, data: bytes) -> None:
+        """Let the protocol read what is not a message of one frame."""
         self._protocol.receive_data(data)
         for event in self._protocol.events_received():
             if isinstance(event, Frame):
@@ -197,10 +233,7 @@ class WebSocket(asyncio.Protocol):
         """
         if self._protocol.state is not State.OPEN:
             raise ConnectionLost("the socket is closed")
-        if binary:
-            self._protocol.send_binary(message)
-        else:
-            self._protocol.send_text(message)
+        self._protocol.writes.append(to_server(BINARY if binary else TEXT, message, next(self._keys)))
         self._flush_soon()
 
     def ping(self) -> None:

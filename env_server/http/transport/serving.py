@@ -35,8 +35,9 @@ _READ: Mapping[type[Any], tuple[str, ...]] = MappingProxyType(
             "transport",
         ),
         CoalescingProtocol: (
-            *("close_sent", "conn", "disconnected", "frames", "handshake_complete", "loop", "queue"),
-            *("read_paused", "send_receive_event_to_app", "transport", "writable"),
+            *("close_sent", "config", "conn", "curr_msg_data_type", "disconnected", "frames"),
+            *("handshake_complete", "handshake_initiated", "loop", "queue", "read_paused"),
+            *("send_receive_event_to_app", "transport", "writable"),
         ),
     }
 )

@@ -4,12 +4,15 @@ uvicorn writes each message by itself, and for small messages that write is the 
 more frames wait to be answered, the framed bytes are buffered instead, until the turn of the event loop ends.
 """
 
+import asyncio
+from collections import deque
 from typing import Any, cast
 
 from uvicorn.protocols.utils import ClientDisconnected
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+from rollgym.clients.net.framing import BINARY, TEXT, FrameReader, to_client
 from rollgym.env_server.common.event_loop import Admissions
 from rollgym.env_server.common.overload import Arrivals
 from rollgym.env_server.http.transport.connection import SLICE_BYTES, ReadSlices
@@ -33,6 +36,41 @@ _MOST_IDLE_FRAMES = 1000
 _POLICY_VIOLATION = 1008
 
 
+class _Messages:
+    """What uvicorn needs of a queue, for one reader; that of asyncio does more, and takes twice as long a message."""
+
+    __slots__ = ("_messages", "_waiter")
+
+    def __init__(self) -> None:
+        self._messages: deque[Any] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put_nowait(self, message: Any) -> None:
+        """Add a message."""
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Any:
+        """Wait for the next message."""
+        assert self._waiter is None, "a socket's messages have one reader"
+        while not self._messages:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._messages.popleft()
+
+    def empty(self) -> bool:
+        """Whether no message waits."""
+        return not self._messages
+
+    def qsize(self) -> int:
+        """How many messages wait."""
+        return len(self._messages)
+
+
 class CoalescingProtocol(WebSocketsSansIOProtocol):
     """uvicorn's protocol, which writes at once only if nothing waits to be answered.
 
@@ -53,6 +91,13 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
     def __init__(self, *uvicorn: Any, admissions: Admissions | None = None, **more: Any) -> None:
         super().__init__(*uvicorn, **more)
         self._admissions = Admissions() if admissions is None else admissions
+        self.queue = cast(Any, _Messages())
+        self._reader = FrameReader(
+            self.conn,
+            most_bytes=self.config.ws_max_size,
+            on_message=self._take_message,
+            pass_on=self._pass_on,
+        )
 
     def connection_made(self, transport: Any) -> None:
         """Start the queue's arrival times with the connection."""
@@ -72,17 +117,35 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
                 self._arrivals.come(len(data), self.transport)
             # To put off a few frames would cost as much as to take them in: they wait before they are answered.
             if len(data) <= SLICE_BYTES:
-                super().data_received(data)
+                self._feed(data)
                 return
         if self._slices is None:
             self._slices = ReadSlices(
                 *(self._admissions, self.transport),
-                feed=super().data_received,
+                feed=self._feed,
                 is_over=lambda: self.disconnected or self.transport.is_closing(),
                 has_to_wait=lambda: False,
                 reads_on=self._reads_on,
             )
         self._slices.take(data)
+
+    def _feed(self, data: bytes) -> None:
+        if self.handshake_initiated:
+            self._reader.feed(data)
+        else:
+            # The head of the handshake, whole and alone.
+            super().data_received(data)
+
+    def _pass_on(self, data: bytes) -> None:
+        """Let uvicorn and the protocol read what is not a message of one frame."""
+        if not self.transport.is_closing():
+            super().data_received(data)
+
+    def _take_message(self, opcode: int, content: bytes) -> None:
+        """Take in a message of one frame."""
+        self.frames = [content]
+        self.curr_msg_data_type = "text" if opcode == TEXT else "bytes"
+        self.send_receive_event_to_app()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Release what belongs to the connection."""
@@ -98,7 +161,7 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """
         if not self._is_trusted and TRUSTED in message:
             self._is_trusted, self._awaits_token = True, False
-            self.conn.max_message_size = max(self.conn.max_message_size or 0, message[TRUSTED])
+            self._allow(message[TRUSTED])
         if self.close_sent and message["type"] in ("websocket.send", "websocket.close"):
             # To uvicorn that is an error of the application, which may not know yet that it has closed the socket.
             raise ClientDisconnected
@@ -116,20 +179,26 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
                 self.handshake_complete = True
             return
         text = message.get("text")
-        if text is not None:
-            content = text.encode()
-            self.conn.send_text(content)
-        else:
-            content = message["bytes"]
-            self.conn.send_binary(content)
+        frame = to_client(BINARY, message["bytes"]) if text is None else to_client(TEXT, text.encode())
+        self.conn.writes.append(frame)
         if self.queue.empty() and MORE not in message:
             self._flush()
             return
         if not self._coalesced:
             self.loop.call_soon(self._flush)
-        self._coalesced += len(content) + 1
+        self._coalesced += len(frame)
         if self._coalesced > _MOST_COALESCED_BYTES:
             self._flush()
+
+    def _allow(self, most_bytes: int) -> None:
+        """Accept messages of so many bytes, if fewer were accepted."""
+        self._reader.most_bytes = most_bytes = max(self._reader.most_bytes, most_bytes)
+        # `websockets` has called it `max_message_size` since version 16.
+        setattr(
+            self.conn,
+            "max_message_size" if hasattr(self.conn, "max_message_size") else "max_size",
+            most_bytes,
+        )
 
     def handle_cont(self, event: Any) -> None:
         """Take in a fragment; a message in a million of them takes no more memory than in one."""

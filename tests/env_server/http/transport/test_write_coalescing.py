@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -128,6 +129,16 @@ async def test_frames_that_came_together_are_answered_together(socket: Socket) -
     socket.receive("d")
     await _settle()
     assert socket.take() == [[b"d"]]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (4, 9)])
+async def test_text_that_is_no_utf_8_ends_the_socket(socket: Socket, cuts: tuple[int, ...]) -> None:
+    frame = Frame(Opcode.TEXT, b"\xff\xfe").serialize(mask=True)
+    for begin, end in pairwise((0, *cuts, len(frame))):
+        socket.protocol.data_received(frame[begin:end])
+    await _settle()
+    assert socket.take() == [[(1007).to_bytes(2, "big")]]
+    assert socket.transport.closing
 
 
 async def test_answers_do_not_wait_for_a_late_one(socket: Socket) -> None:
