@@ -2,8 +2,9 @@
 
 The same sessions are played in turns through a gateway that keeps no journal, one with a journal on disk (which has
 sessions of other protocols than ours, so that of a node is measured beside it), and ones that share a journal in
-Redis, which writes to disk before it answers (`always`) or within a second (`everysec`). Gateways, nodes and Redis
-share a core, our client has the other. CPU is that of each process.
+Redis, which writes to disk before it answers (`always`) or within a second (`everysec`), alone or with a replica that
+confirms each write (`--journal-replicas 1`). Gateways, nodes and Redis share a core, our client has the other. CPU is
+that of each process.
 """
 
 import asyncio
@@ -32,17 +33,17 @@ LAKE = ["--no-builtin", "--env", "FrozenLake-v0=rollgym.envs.games.frozen_lake:F
 
 
 @contextlib.contextmanager
-def redis(place: str, sync: str) -> Iterator[tuple[str, int]]:
-    """A Redis server on the servers' core; gives its URL and its process id."""
+def redis(place: str, name: str, sync: str, *more: str) -> Iterator[tuple[str, int, int]]:
+    """A Redis server on the servers' core; gives its URL, its port and its process id."""
     program = shutil.which("redis-server") or shutil.which("valkey-server")
     if program is None:
         raise SystemExit("this needs redis-server (apt-get install redis-server)")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    directory = Path(place) / sync
+    directory = Path(place) / name
     directory.mkdir()
     command = [program, "--port", str(port), "--bind", "127.0.0.1", "--dir", str(directory), "--save", ""]
-    command += ["--appendonly", "yes", "--appendfsync", sync]
+    command += ["--appendonly", "yes", "--appendfsync", sync, *more]
     process = subprocess.Popen(
         command,
         stdout=subprocess.DEVNULL,
@@ -54,7 +55,7 @@ def redis(place: str, sync: str) -> Iterator[tuple[str, int]]:
                 socket.create_connection(("127.0.0.1", port)).close()
                 break
             time.sleep(0.02)
-        yield f"redis://127.0.0.1:{port}/0", process.pid
+        yield f"redis://127.0.0.1:{port}/0", port, process.pid
     finally:
         process.terminate()
         process.wait(30)
@@ -64,12 +65,16 @@ def main() -> None:
     options = read_options(__doc__)
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(tempfile.TemporaryDirectory())
-        journals = {sync: stack.enter_context(redis(place, sync)) for sync in ("always", "everysec")}
-        ways = {
-            "none": [],
-            "on disk": ["--state-dir", f"{place}/gateway"],
-            **{f"shared, {sync}": ["--journal-url", url] for sync, (url, _) in journals.items()},
+        journals = {
+            name: stack.enter_context(redis(place, name, name.split()[0]))
+            for name in ("always", "everysec", "everysec with a replica")
         }
+        followed = journals["everysec with a replica"][1]
+        stack.enter_context(redis(place, "replica", "everysec", "--replicaof", "127.0.0.1", str(followed)))
+        ways = {"none": [], "on disk": ["--state-dir", f"{place}/gateway"]}
+        for name, (url, _, _) in journals.items():
+            confirmed = ["--journal-replicas", "1"] if name.endswith("replica") else []
+            ways[f"shared, {name}"] = ["--journal-url", url, *confirmed]
         cases: dict[str, Case] = {}
         for way, arguments in ways.items():
             gateway = stack.enter_context(processes.server([*GATEWAY, *arguments]))
@@ -78,7 +83,7 @@ def main() -> None:
             asyncio.run(wait_for(url))
             pids = {"gateway": gateway.pid, "node": node.pid}
             if way.startswith("shared"):
-                pids["redis"] = journals[way.partition(", ")[2]][1]
+                pids["redis"] = journals[way.partition(", ")[2]][2]
             cases[f"gateway, {way}"] = of_processes(url, pids)
         for way, arguments in {"none": [], "on disk": ["--state-dir", f"{place}/node"]}.items():
             node = stack.enter_context(processes.server([*SERVE, *LAKE, *arguments]))
