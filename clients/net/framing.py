@@ -8,7 +8,6 @@ frames, compressed messages, and whatever is too large or wrong.
 
 import struct
 from collections.abc import Callable, Iterator
-from itertools import chain, repeat
 from os import urandom
 
 from websockets.protocol import SERVER, Protocol, State
@@ -28,7 +27,7 @@ _WHOLE = (_FINAL | TEXT, _FINAL | BINARY)
 _MASKED = 0x80
 _SIZE = 0x7F
 _IN_TWO_BYTES = 126
-_KEYS = 1024
+_KEYS = 256
 
 _SHORT = struct.Struct("!BB").pack
 _MIDDLE = struct.Struct("!BBH").pack
@@ -167,9 +166,7 @@ def _head(opcode: int, size: int, masked: int) -> bytes:
 
 def masking_keys() -> Iterator[bytes]:
     """Keys that nobody can predict (section 10.3); the system is asked for many at once, since each call costs."""
-    return chain.from_iterable(_some_keys() for _ in repeat(None))
-
-
-def _some_keys() -> list[bytes]:
-    keys = urandom(4 * _KEYS)
-    return [keys[at : at + 4] for at in range(0, len(keys), 4)]
+    while True:
+        keys = urandom(4 * _KEYS)
+        for at in range(0, len(keys), 4):
+            yield keys[at : at + 4]
