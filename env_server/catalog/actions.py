@@ -63,7 +63,12 @@ def _general_reader(space: Space[Any]) -> ActionReader:
             raise ProblemError(
                 "invalid_action", f"the action does not fit the action space: {error}"
             ) from error
-        if not (_contains(space, action) if holds_sequences else space.contains(action)):
+        try:
+            fits = _contains(space, action) if holds_sequences else space.contains(action)
+        except OverflowError:
+            # An integer that no array can hold: NumPy 1 does not compare it.
+            fits = False
+        if not fits:
             raise ProblemError("invalid_action", "the action is not in the action space")
         return as_sampled(space, action), encode_value(space, action, binary=False)
 
