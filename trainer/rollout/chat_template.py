@@ -274,7 +274,7 @@ class ChatTemplate:
         """
         try:
             quoted = [*opening, *self.quoted(messages)]
-            tools = self.control.quoted(tools)
+            tools = self.control.quoted(tools) if tools else ()
         except RecursionError as error:
             raise _too_deep() from error
         if self._in_words:

@@ -17,7 +17,7 @@ from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.models.picture_processor import BLIND, PictureProcessor
-from rollgym.trainer.records.images import PlacedImage
+from rollgym.trainer.records.images import Picture, PlacedImage
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.chat_template import ChatTemplate, Tool
 from rollgym.trainer.rollout.context import (
@@ -137,9 +137,9 @@ class ChatRenderer:
         """
         said = None if tools else self._said(messages)
         if said is not None:
-            return self._with_pictures(self._ids_of_said(said, is_tail=False), messages)
+            return self._with_pictures(self._ids_of_said(said, is_tail=False), ())
         ids = self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools))
-        return self._with_pictures(ids, messages)
+        return self._with_pictures(ids, pictures_of(messages))
 
     def require_tools(self) -> None:
         """Make sure that the chat template writes tools into prompts.
@@ -167,12 +167,13 @@ class ChatRenderer:
             messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
+        shown: Sequence[Picture] = ()
         said = self._said(messages)
         if said is not None:
             ids = self._ids_of_said(said, is_tail=True)
         else:
-            ids = self._ids_of_text(self._tail_text(messages))
-        return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
+            ids, shown = self._ids_of_text(self._tail_text(messages)), pictures_of(messages)
+        return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, shown)
 
     @property
     def vocabulary(self) -> int:
@@ -247,9 +248,8 @@ class ChatRenderer:
             return self._tokenize(self._tail_text(messages))
         return self._tokenize(self.template.text(messages, generation_prompt=True))
 
-    def _with_pictures(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+    def _with_pictures(self, ids: Sequence[int], shown: Sequence[Picture]) -> Prompt:
         """Put the tokens of pictures in the places of their placeholders."""
-        shown = pictures_of(messages)
         if isinstance(self.pictures, str):
             if shown:
                 raise ConfigError(
