@@ -165,12 +165,7 @@ _ROUNDING = 1e-3
 """Log-probabilities pass zero by rounding alone."""
 
 
-def logprob_of(value: Any, index: int, where: str) -> float:
-    """Check the log-probability of a sampled token.
-
-    Raises:
-        MalformedReplyError: If it is not a number, not finite, above zero, or says that the token was impossible.
-    """
+def _logprob_of(value: Any, index: int, where: str) -> float:
     if type(value) not in (float, int) or not math.isfinite(value) or value > _ROUNDING:
         raise MalformedReplyError(f"{where}: the log-probability of token {index} is {_shown(value)}")
     if value <= LOWEST_LOGPROB:
@@ -178,6 +173,17 @@ def logprob_of(value: Any, index: int, where: str) -> float:
             f"{where}: token {index} was sampled, and its log-probability {value} says that it could not be"
         )
     return float(value)
+
+
+def logprobs_of(values: Sequence[Any], where: str) -> list[float]:
+    """Check the log-probabilities of sampled tokens.
+
+    Raises:
+        MalformedReplyError: If one is not a number, not finite, above zero, or says that the token was impossible.
+    """
+    if all(type(value) is float and LOWEST_LOGPROB < value <= _ROUNDING for value in values):
+        return list(values)
+    return [_logprob_of(value, index, where) for index, value in enumerate(values)]
 
 
 def _shown(value: Any) -> str:

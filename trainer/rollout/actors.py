@@ -179,7 +179,7 @@ class ModelActor:
         task = trajectory.task
         order = (task.index, trajectory.member, turn)
         return GenerationRequest(
-            request_id=f"{self._purpose}-{'-'.join(map(str, order))}-{trajectory.attempt}",
+            request_id=f"{self._purpose}-{task.index}-{trajectory.member}-{turn}-{trajectory.attempt}",
             prompt_ids=prompt.ids,
             images=prompt.images,
             sampling=sampling,

@@ -221,6 +221,7 @@ class ChatTemplate:
         control: Keeps the control tokens that the template writes apart from texts that spell them.
         say: Called once for each way in which conversations had to be changed; None during the trial.
         takes_system: Whether a conversation may begin with a system message.
+        writes_time: Whether what it writes may depend on the time, such as the day.
 
     Raises:
         ConfigError: If the tokenizer has no chat template, or it refuses a user's message and its answer.
@@ -231,7 +232,11 @@ class ChatTemplate:
             raise ConfigError(
                 "the tokenizer has no chat template: set one, or use the model's instruct tokenizer"
             )
+        from jinja2 import TemplateError  # Imported late: episodes without a model have no template.
+
         self.say: Callable[[str], None] | None = None
+        self._refusals = (TemplateError, TypeError, ValueError, AttributeError)
+        self.writes_time = "strftime_now" in str(tokenizer.chat_template)
         self._said: set[str] = set()
         self._shows_declarations: bool | None = None
         self._shows_calls: bool | None = None
@@ -249,7 +254,12 @@ class ChatTemplate:
         self.control = ControlTokens(tokenizer, (*marks, *self._written_around_turns()))
 
     def text(
-        self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool] = ()
+        self,
+        messages: Sequence[Message],
+        *,
+        generation_prompt: bool,
+        tools: Sequence[Tool] = (),
+        opening: Sequence[Message] = (),
     ) -> str:
         """Return a conversation as the template writes it, with the texts of messages quoted (`control`).
 
@@ -257,13 +267,14 @@ class ChatTemplate:
             messages: The conversation.
             generation_prompt: Whether the opening of the assistant's turn is appended.
             tools: Tool declarations, which the template places.
+            opening: What stands before the messages, as `quoted` returned it.
 
         Raises:
             ConfigError: If the template refuses the conversation in every form.
         """
         try:
-            quoted = [self._with_words(self._quoted(message)) for message in messages]
-            tools = self.control.quoted(tools)
+            quoted = [*opening, *self.quoted(messages)]
+            tools = self.control.quoted(tools) if tools else ()
         except RecursionError as error:
             raise _too_deep() from error
         if self._in_words:
@@ -276,6 +287,10 @@ class ChatTemplate:
         for tag, word in self._tag_words.items():
             text = text.replace(word, tag)
         return text
+
+    def quoted(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages of which all texts are quoted."""
+        return [self._with_words(self._quoted(message)) for message in messages]
 
     def write_tools(self) -> None:
         """Write tools and calls of them into messages from now on, if the template passes over declarations."""
@@ -320,8 +335,6 @@ class ChatTemplate:
             return True  # it misses what the other conversation lacks
 
     def _apply(self, messages: Sequence[Message], *, generation_prompt: bool, tools: Sequence[Tool]) -> str:
-        from jinja2 import TemplateError  # Imported late: episodes without a model have no template.
-
         try:
             return str(
                 self._tokenizer.apply_chat_template(
@@ -332,7 +345,7 @@ class ChatTemplate:
                     **self._options,
                 )
             )
-        except (TemplateError, TypeError, ValueError, AttributeError) as error:
+        except self._refusals as error:
             roles = ", ".join(str(message.get("role")) for message in messages[:12])
             raise ConfigError(
                 f"the tokenizer's chat template refuses a conversation of {len(messages)} messages ({roles}): {error}"

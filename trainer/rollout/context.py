@@ -183,8 +183,12 @@ def _picture(value: object) -> Picture | None:
 
 def pictures_of(messages: Sequence[Message]) -> list[Picture]:
     """Return the pictures of a conversation, in order."""
-    contents = [message.get("content") for message in messages]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
+    parts = [
+        part
+        for message in messages
+        if isinstance(content := message.get("content"), list)
+        for part in content
+    ]
     return [part["image"] for part in parts if _is_image_part(part) and isinstance(part["image"], Picture)]
 
 

@@ -17,7 +17,7 @@ from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.core.numbers import MOST_IDS
 from rollgym.trainer.models.picture_processor import BLIND, PictureProcessor
-from rollgym.trainer.records.images import PlacedImage
+from rollgym.trainer.records.images import Picture, PlacedImage
 from rollgym.trainer.records.trajectory import Trajectory
 from rollgym.trainer.rollout.chat_template import ChatTemplate, Tool
 from rollgym.trainer.rollout.context import (
@@ -43,6 +43,10 @@ _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
 _LONG_PIECE = 512
 """Pieces of an agent's conversation longer than this, in characters, are cached by the caller, per episode."""
+
+
+_Said = tuple[tuple[tuple[str, str], ...], ...]
+"""Messages that hold texts alone: the members of each."""
 
 
 class Prompt(NamedTuple):
@@ -94,6 +98,10 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
+        self._ids_of_said = lru_cache(maxsize=_CACHE_SIZE)(self._rendered_said)
+        self._opening = self.template.quoted(
+            [*_QUESTION, {"role": "assistant", "content": self.template.control.place}]
+        )
         closing_ids = self._tokenize(self._tail_text((), generation_prompt=False))
         if not closing_ids:
             raise ConfigError(
@@ -127,8 +135,11 @@ class ChatRenderer:
         Raises:
             ConfigError: If it holds pictures, and the model sees none.
         """
+        said = None if tools else self._said(messages)
+        if said is not None:
+            return self._with_pictures(self._ids_of_said(said, is_tail=False), ())
         ids = self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools))
-        return self._with_pictures(ids, messages)
+        return self._with_pictures(ids, pictures_of(messages))
 
     def require_tools(self) -> None:
         """Make sure that the chat template writes tools into prompts.
@@ -156,8 +167,13 @@ class ChatRenderer:
             messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
-        ids = self._ids_of_text(self._tail_text(messages))
-        return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
+        shown: Sequence[Picture] = ()
+        said = self._said(messages)
+        if said is not None:
+            ids = self._ids_of_said(said, is_tail=True)
+        else:
+            ids, shown = self._ids_of_text(self._tail_text(messages)), pictures_of(messages)
+        return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, shown)
 
     @property
     def vocabulary(self) -> int:
@@ -219,9 +235,21 @@ class ChatRenderer:
         texts = [(drawn, str(self._tokenizer.decode(run, skip_special_tokens=False))) for drawn, run in runs]
         return "".join(each if drawn else self.quote(each) for drawn, each in texts)
 
-    def _with_pictures(self, ids: Sequence[int], messages: Sequence[Message]) -> Prompt:
+    def _said(self, messages: Sequence[Message]) -> _Said | None:
+        """Return messages as a cache finds them; None if they hold more than texts, or are not always written alike."""
+        if self.template.writes_time:
+            return None
+        said = tuple([tuple(message.items()) for message in messages])
+        return said if all(type(each) is str for pairs in said for pair in pairs for each in pair) else None
+
+    def _rendered_said(self, said: _Said, *, is_tail: bool) -> list[int]:
+        messages = [dict(pairs) for pairs in said]
+        if is_tail:
+            return self._tokenize(self._tail_text(messages))
+        return self._tokenize(self.template.text(messages, generation_prompt=True))
+
+    def _with_pictures(self, ids: Sequence[int], shown: Sequence[Picture]) -> Prompt:
         """Put the tokens of pictures in the places of their placeholders."""
-        shown = pictures_of(messages)
         if isinstance(self.pictures, str):
             if shown:
                 raise ConfigError(
@@ -258,10 +286,8 @@ class ChatRenderer:
         return ids
 
     def _tail_text(self, messages: Sequence[Message], *, generation_prompt: bool = True) -> str:
-        place = self.template.control.place
-        opening: list[Message] = [{"role": "user", "content": "x"}, {"role": "assistant", "content": place}]
-        whole = self.template.text([*opening, *messages], generation_prompt=generation_prompt)
-        return whole.rpartition(place)[2]
+        whole = self.template.text(messages, generation_prompt=generation_prompt, opening=self._opening)
+        return whole.rpartition(self.template.control.place)[2]
 
     def _keeps_system_in_front(self) -> bool:
         """Whether conversations with a system message only append; if not, it will go into the first user message.

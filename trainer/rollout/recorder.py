@@ -188,7 +188,7 @@ def _check(result: GenerationResult) -> None:
         for number in values:
             if type(number) is not int or number < 0:
                 raise RecordError(f"the inference engine answered with {str(number)[:40]!r} as a {name}")
-    if all(type(value) is float and isfinite(value) and -LARGEST <= value <= _ROUNDING for value in logprobs):
+    if all(type(value) is float and -LARGEST <= value <= _ROUNDING for value in logprobs):
         return
     for value in logprobs:
         if not finite_number(value, "a log-probability of the inference engine") <= _ROUNDING:
@@ -256,10 +256,11 @@ class _PrefixTree:
             if common < edge.end - edge.start:
                 break
             node = edge.node
-            # Another request may have extended the segment since: it then ends elsewhere.
-            continued = next(
-                (end for end in reversed(node.ends) if self._goes_on(end, depth, images)), continued
-            )
+            for end in reversed(node.ends):
+                # Another request may have extended the segment since: it then ends elsewhere.
+                if self._goes_on(end, depth, images):
+                    continued = end
+                    break
         return _Found(continued, nearest, depth)
 
     def _goes_on(self, index: int, depth: int, images: list[PlacedImage]) -> bool:

@@ -164,3 +164,27 @@ def test_a_text_that_spells_a_token_which_the_model_does_not_know_is_refused():
     tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "<|added|>")
     with pytest.raises(ConfigError, match=message):
         ChatRenderer(tokenizer, vocabulary=known)
+
+
+@pytest.mark.parametrize(("dated", "renderings"), [(False, 1), (True, 3)])
+def test_equal_messages_are_rendered_once_unless_the_template_writes_the_date(monkeypatch, dated, renderings):
+    tokenizer = build_tiny_tokenizer()
+    if dated:
+        tokenizer.chat_template = "<|system|>{{ strftime_now('%d %b %Y') }}<|end|>" + CHAT_TEMPLATE
+    renderer = ChatRenderer(tokenizer)
+    rendered = []
+    text = renderer.template.text
+    monkeypatch.setattr(
+        renderer.template, "text", lambda *seen, **options: rendered.append(seen) or text(*seen, **options)
+    )
+    messages = ({"role": "user", "content": "Where to?"},)
+    for read in (renderer.read, lambda shown: renderer.tail(shown, 0)):
+        rendered.clear()
+        prompts = [read(messages).ids for _ in range(3)]
+        assert len(rendered) == renderings
+        assert prompts[0] == prompts[1] == prompts[2]
+        # Who is given ids may change them.
+        prompts[0].append(0)
+        assert prompts[1] == prompts[2] == read(messages).ids
+    assert renderer.tail(messages, renderer.end_of_turn_id).ids == renderer.tail(messages, 0).ids[1:]
+    assert renderer.read([*messages, {"role": "user", "content": "Up?"}]).ids != renderer.read(messages).ids

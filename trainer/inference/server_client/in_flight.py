@@ -35,12 +35,16 @@ class PartialReply:
     @property
     def prompt_ids(self) -> list[int]:
         """What the next stretch reads."""
+        if not self.token_ids:
+            return self.request.prompt_ids
         return self.request.prompt_ids + self.token_ids
 
     @property
     def sampling(self) -> SamplingParams:
         """How the next stretch is drawn: with what is left of the budget."""
         sampling = self.request.sampling
+        if not self.token_ids:
+            return sampling
         return replace(sampling, max_new_tokens=sampling.max_new_tokens - len(self.token_ids))
 
     @property

@@ -117,7 +117,7 @@ class ServerReplies:
         check_length(request, longest, f"{self._link.url}, {longest}")
         self.check_sampling(request.sampling)
         self._requests += 1
-        self._prompt_tokens += len(reply.prompt_ids)
+        self._prompt_tokens += len(request.prompt_ids) + len(reply.token_ids)
 
     async def _complete(self, ongoing: OngoingReply) -> FinishReason:
         reply = ongoing.reply

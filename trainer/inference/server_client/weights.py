@@ -244,6 +244,8 @@ class ServedAdapters:
 
     def unload_unused(self) -> None:
         """Unload, in the background, old adapters that no reply needs any more."""
+        if not self._retired:
+            return  # This is the way of nearly all replies, which need not look at all others in flight.
         for name in self._retired - {each.adapter for each in self._under_way.calls}:
             self._retired.discard(name)
             self._link.leave(self._link.dialect.unload_adapter(name))

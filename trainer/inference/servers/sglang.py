@@ -11,7 +11,7 @@ from rollgym.trainer.inference.calls import (
     excerpt,
     header_value,
     list_of,
-    logprob_of,
+    logprobs_of,
     message_of,
     part_of,
     read_object,
@@ -208,7 +208,7 @@ def _tokens(
         raise MalformedReplyError(
             f"{_REPLY}: {len(token_ids)} log-probabilities, of other tokens than the {len(output)} of the output"
         )
-    return token_ids, [logprob_of(triple[0], index, _REPLY) for index, triple in enumerate(triples)]
+    return token_ids, logprobs_of([triple[0] for triple in triples], _REPLY)
 
 
 def _lacks_parts(meta: Mapping[str, Any], call: GenerationCall, finish_reason: FinishReason) -> bool:
@@ -222,8 +222,7 @@ def _lacks_parts(meta: Mapping[str, Any], call: GenerationCall, finish_reason: F
 
 def _sampled(meta: Mapping[str, Any]) -> list[float]:
     """Return the log-probabilities of the tokens under what top-k and top-p had left of the distribution."""
-    values = part_of(meta, _SAMPLED, list, _REPLY)
-    return [logprob_of(value, index, _REPLY) for index, value in enumerate(values)]
+    return logprobs_of(part_of(meta, _SAMPLED, list, _REPLY), _REPLY)
 
 
 def _of_prompt(triple: Any, token: int, index: int) -> Any:

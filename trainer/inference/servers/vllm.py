@@ -12,7 +12,7 @@ from rollgym.trainer.inference.calls import (
     HttpCall,
     header_value,
     list_of,
-    logprob_of,
+    logprobs_of,
     part_of,
     read_object,
     steering,
@@ -153,11 +153,12 @@ def _logprobs(choice: Mapping[str, Any], token_ids: Sequence[int]) -> list[float
     for index, (entry, token) in enumerate(zip(entries, token_ids, strict=True)):
         if isinstance(entry, dict):
             # Releases before 0.32 say it in words.
-            if entry.get("token_id", entry.get("token")) not in (token, f"token_id:{token}"):
+            named = entry.get("token_id", entry.get("token"))
+            if named != f"token_id:{token}" and named != token:
                 raise MalformedReplyError(f"{_REPLY}: log-probability {index} is of another token")
             entry = entry.get("logprob")
-        values.append(logprob_of(entry, index, _REPLY))
-    return values
+        values.append(entry)
+    return logprobs_of(values, _REPLY)
 
 
 def _of_prompt(entry: Any, token: int, _: int) -> Any:
