@@ -40,7 +40,7 @@ from rollgym.trainer.inference.servers.launch import require_program
 from rollgym.trainer.learn.tracking import RunIdentity, open_trackers
 from rollgym.trainer.run.agent_proxy import main as agent_proxy
 from rollgym.trainer.run.layout import check_combinations
-from rollgym.trainer.run.memory import model_shape, remedies
+from rollgym.trainer.run.memory import memory_plan, model_shape, remedies
 from tests.support.audits import Auditor
 from tests.support.inference_server.running import InferenceServer
 from tests.support.other_package import GROUPS_OF_RUNS, GROUPS_OF_SERVERS, install
@@ -98,7 +98,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rollgym.trainer.run.layout import Fsdp2Maker
-from rollgym.trainer.config.backend import BACKENDS
+from rollgym.trainer.config.backend import BACKENDS, MemoryLayout
 from rollgym.trainer.config.inference import INFERENCE_SERVERS
 from rollgym.trainer.config.output import TrackerSettings
 
@@ -120,7 +120,7 @@ def refusals(settings):
 
 
 MIRROR = replace(BACKENDS[1], name="mirror", maker="others_of_runs:MAKER", refusals=refusals)
-ALONE = replace(BACKENDS[0], name="alone", refusals=refusals)
+ALONE = replace(BACKENDS[0], name="alone", refusals=refusals, memory=MemoryLayout(weights="copied"))
 SAMPLER = replace(INFERENCE_SERVERS[0], name="sampler", title="Sampler", group="", inexact="it rounds")
 
 
@@ -456,6 +456,16 @@ def test_its_back_end_without_dimensions_has_no_ranks(site: Path, monkeypatch: p
     assert load_settings(None, [*RUN, "backend.kind=alone"]).backend.in_process
     with pytest.raises(ConfigError, match="kind 'alone' computes in the run's own process"):
         load_settings(None, [*RUN, "backend={kind: alone, ranks: 2}"])
+
+
+def test_its_back_end_says_how_models_lie_on_devices(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    weights = []
+    for kind in ("torch", "alone"):
+        settings = load_settings(None, [*RUN, f"backend.kind={kind}", "model.dtype=fp32"])
+        shape = model_shape(settings.model)
+        weights.append(memory_plan(settings, shape, 10**9).parts[0].need.weights / shape.parameters.total)
+    assert weights == [4, 8], "the second has a copy of its own beside fp32 weights"
 
 
 def test_what_its_back_end_refuses_is_not_advised_where_memory_is_short(

@@ -44,7 +44,6 @@ KEPT = {
     "trainer/backends/megatron/backend.py": "what to take where Megatron does not train a model",
     "trainer/config/model.py": "what a setting means to each back-end that reads it",
     "trainer/config/optimizer.py": "the same",
-    "trainer/models/memory_plan.py": "formulas of how models lie on devices",
     "trainer/models/division.py": "what to take where Megatron does not build a model",
     "trainer/models/shape.py": "families of models, of which some are called as a format of calls is",
 }

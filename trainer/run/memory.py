@@ -439,7 +439,7 @@ def _how(settings: RunSettings, plan: MemoryPlan) -> str:
     laid = sharding(settings)
     devices = f"{laid.devices} devices" if laid.devices > 1 else "1 device"
     return (
-        f"backend {laid.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
+        f"backend {settings.backend.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
         f"micro-batches of {settings.optimizer.micro_batch_tokens}"
     )
 
