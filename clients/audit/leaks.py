@@ -232,7 +232,7 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
 
 def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[Entry]:
     """Check that a reset of a verifier does not reveal the task's fields, one of which is the answer."""
-    if subject.env.kind != "stateless":
+    if not subject.env.stateless:
         return []
     resets = [look[1] for look in looks if look[2] == 0]
     places = sorted({place for info in resets for place in _tasks_in(info, "info")})

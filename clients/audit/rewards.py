@@ -64,7 +64,7 @@ def _declared_range(subject: Subject) -> tuple[float, float] | None:
     if isinstance(declared, (list, tuple)) and len(declared) == 2:
         low, high = (float(bound) for bound in declared)  # an infinite bound is text on the wire
         return low, high
-    return (0.0, 1.0) if subject.env.kind == "stateless" else None
+    return (0.0, 1.0) if subject.env.stateless else None
 
 
 def _in_range(subject: Subject, low: float, high: float) -> Entry:

@@ -138,7 +138,7 @@ _ONE_LINE_EACH = frozenset({"lines"})
 
 async def audit_scoring(subject: Subject) -> list[Entry]:
     """Score worthless and hedging responses, and the same items in other batches."""
-    if subject.env.kind != "stateless":
+    if not subject.env.stateless:
         return []
     tasks = await _draw_tasks(subject)
     if not tasks:

@@ -187,11 +187,8 @@ class AlgorithmSettings(Settings):
     @property
     def prepares_from_current(self) -> bool:
         """Whether these weights read log-probabilities of the policy as it is when the step begins."""
-        chosen = self.selection
-        if chosen.kind == "second_moment":
-            return chosen.policy == "current"
-        moved = any(each.policy == "current" for each in self.rejections)
-        return moved or chosen.kind in ("clip_cov", "kl_cov", "custom")
+        rejects = any(each.policy == "current" for each in self.rejections)
+        return rejects or self.selection.reads_current
 
     @property
     def keeps_episodes_whole(self) -> bool:
@@ -213,7 +210,7 @@ class AlgorithmSettings(Settings):
     @property
     def reads_behaviour(self) -> bool:
         """Whether log-probabilities at sampling are compared with the policy's."""
-        corrects = self.correction.kind != "off" or self.selection.kind == "second_moment"
+        corrects = self.correction.kind != "off" or self.selection.reads_behaviour
         return corrects or self.proximal != "recomputed"
 
     @property

@@ -160,7 +160,7 @@ class Fsdp2Optimizer:
         self._trained = list(trained.values())
         self._partial = [trained[name] for name in partial if name in trained]
         self._clip = settings.gradient_clip
-        self._kind = settings.kind
+        self._averages = settings.keeps_averages
         self._optimizer = make_optimizer(settings, self._trained, rate)
         self.fused = bool(self._optimizer.defaults["fused"])
         self._incoming: dict[int, dict[str, Any]] = {}
@@ -201,7 +201,7 @@ class Fsdp2Optimizer:
 
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet."""
-        if self._kind == "adamw":
+        if self._averages:
             for parameter in self._trained:
                 entries = self._optimizer.state[parameter]
                 if not entries:
@@ -220,7 +220,7 @@ class Fsdp2Optimizer:
 
     def plain(self) -> dict[str, Any]:
         """Return the parts of the state other than tensors, by paths."""
-        return plain_state(self._optimizer.state_dict()["param_groups"], stateless=self._kind != "adamw")
+        return plain_state(self._optimizer.state_dict()["param_groups"], stateless=not self._averages)
 
     def pieces_read(self) -> None:
         """Nothing: they are what is stepped."""

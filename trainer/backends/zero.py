@@ -337,7 +337,7 @@ class ZeroOptimizer:
         self._names = list(trained)
         self._trained = list(trained.values())
         self.fused = settings.fused is True
-        self._averages = _AVERAGES if settings.kind == "adamw" else ()
+        self._averages = _AVERAGES if settings.keeps_averages else ()
         self._param_groups = param_groups
         self._nothing = nothing
         self._on_host = on_host

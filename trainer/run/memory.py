@@ -143,7 +143,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         checkpointing=settings.model.gradient_checkpointing,
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
-        moments=2 if settings.optimizer.kind == "adamw" else 0,
+        moments=2 if settings.optimizer.keeps_averages else 0,
         # The value of `auto` differs from device to device: the plan has room for either.
         fused=settings.optimizer.fused is True,
     )
