@@ -14,10 +14,10 @@ import websockets
 import yaml
 
 from rollgym.clients.audit.baselines import audit_baselines
-from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.card import CardVerdict
 from rollgym.clients.checks.conformance import CHECKS
 from rollgym.clients.checks.report import Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.cli.main import main as roll_env
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.env_server.common.settings import ConfigurationError
@@ -691,7 +691,7 @@ def test_its_environment_has_a_page_a_check_and_an_audit_that_read_what_it_decla
     ):
         with pytest.raises(SystemExit):
             environment_pages(words)
-    assert [(each.status, each.detail) for each in CHECKS["baselines"](Target("Sums-v0"))] == [
+    assert [(each.status, each.detail) for each in CHECKS["baselines"](CheckTarget("Sums-v0"))] == [
         (Status.PASS, "random, constant action, echo")
     ]
     monkeypatch.setenv("PYTHONPATH", str(site))
@@ -699,7 +699,7 @@ def test_its_environment_has_a_page_a_check_and_an_audit_that_read_what_it_decla
         found = auditor.part("Sums-v0", audit_baselines)["as declared"]
     # Who says always the same solves nothing of the kind.
     assert (found.verdict, found.detail) == (
-        Verdict.WARNING,
+        CardVerdict.WARNING,
         "constant action solves 0 with a mean return of 0",
     )
 

@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any, NamedTuple
 
 from rollgym.clients.checks.report import Finding, Status, shortened
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 
 EXAMPLE_REPLIES = "example_replies"
 """The key of an environment's metadata."""
@@ -23,7 +23,7 @@ def example_replies(metadata: Mapping[str, Any]) -> Sequence[Any]:
     return declared if isinstance(declared, list | tuple) else ()
 
 
-def check_examples(target: Target) -> Iterator[Finding]:
+def check_examples(target: CheckTarget) -> Iterator[Finding]:
     """Play each example reply after a reset of its own."""
     env = target.build()
     try:
@@ -119,7 +119,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def check_baselines(target: Target) -> Iterator[Finding]:
+def check_baselines(target: CheckTarget) -> Iterator[Finding]:
     """Read the baselines; an audit plays them."""
     env = target.build()
     env.close()

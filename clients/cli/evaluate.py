@@ -19,7 +19,7 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
@@ -114,7 +114,7 @@ def run(options: argparse.Namespace) -> int:
             return _Run(options, model, prices, kwargs).on(url, options.target, kwargs)
     env_id, arguments, client_kwargs = options.target, named_environments(options), kwargs
     if ":" in options.target:
-        target = Target(options.target, kwargs)
+        target = CheckTarget(options.target, kwargs)
         try:
             env_id, client_kwargs = target.served_id, target.client_kwargs
             arguments += target.server_arguments()

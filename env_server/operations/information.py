@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, ReasonCode
+from rollgym.env_server.common.io_process import Lifecycle, ProcessRank, Reason, ReasonCode, ServerPhase
 from rollgym.env_server.common.requests import requested
 from rollgym.env_server.common.settings import Settings
 from rollgym.env_server.gateway.peers import Peers
@@ -192,9 +192,9 @@ class Readiness:
         """The reasons why this process is not ready; empty if it is ready."""
         found: list[tuple[ReasonCode, str]] = []
         phase = self._lifecycle.phase
-        if phase is Phase.STARTING:
+        if phase is ServerPhase.STARTING:
             found.append(("starting", "the server is looking at its environments"))
-        elif phase is Phase.DRAINING:
+        elif phase is ServerPhase.DRAINING:
             found.append(("draining", "the server ends when what runs is finished"))
         if (trouble := self._worker_pools.trouble) is not None:
             found.append(("workers", trouble))

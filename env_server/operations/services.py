@@ -12,7 +12,7 @@ from rollgym.env_server.access.quotas import OpenSockets, QuotaCounters, RateLim
 from rollgym.env_server.access.tokens import Caller, Tokens
 from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.common.event_loop import Admissions
-from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, Unanswered
+from rollgym.env_server.common.io_process import Lifecycle, ProcessRank, Reason, ServerPhase, Unanswered
 from rollgym.env_server.common.loop_watch import LoopWatch
 from rollgym.env_server.common.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.common.overload import Overload
@@ -173,7 +173,7 @@ class Services:
             self._session_restore.begin()
             self._making.recall(self._journal_file.sessions)
         await self._peers.start(self._answer_peer, self._peer_lost)
-        self.lifecycle.phase = Phase.READY
+        self.lifecycle.phase = ServerPhase.READY
 
     def reload_tokens(self) -> None:
         """Read the token file again; end the sessions, sockets and registrations of revoked tokens."""
@@ -290,7 +290,7 @@ class Services:
 
     async def drain(self) -> None:
         """Refuse new sessions and let running operations finish, within the grace period; later ones get an error."""
-        self.lifecycle.phase = Phase.DRAINING
+        self.lifecycle.phase = ServerPhase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
         await self._gateway.idle(max(0.0, deadline - asyncio.get_running_loop().time()))

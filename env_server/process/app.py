@@ -20,7 +20,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import NOBODY, Tokens
-from rollgym.env_server.common.io_process import Lifecycle, Phase
+from rollgym.env_server.common.io_process import Lifecycle, ServerPhase
 from rollgym.env_server.common.negotiation import answer, own_path, read_headers
 from rollgym.env_server.http.call_routes import HEADERS, SERVICES, answered, problem_response
 from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
@@ -293,7 +293,7 @@ class App:
         phase = self._lifecycle.phase
         reasons = await self._services.readiness()
         body = {
-            "status": "unready" if reasons and phase is Phase.READY else phase.value,
+            "status": "unready" if reasons and phase is ServerPhase.READY else phase.value,
             "reasons": [reason._asdict() for reason in reasons],
         }
         status = 503 if reasons else 200

@@ -85,7 +85,7 @@ class Lines:
         return line
 
 
-class Conversation:
+class SuiteConversation:
     """A program and its tests, each in a sandbox of its own.
 
     Args:

@@ -399,7 +399,7 @@ def state_digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-class Running:
+class RunningDigest:
     """A short name for texts by key that is kept as they change: a change costs as much as it is long."""
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.answers import read_answer, read_reference
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
-from rollgym.envs.verifiers.comparison import Asked, asked_of
+from rollgym.envs.verifiers.comparison import QuestionContext, asked_of
 from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, without_thoughts
 from rollgym.envs.verifiers.latex import plain, unwrapped
@@ -215,7 +215,7 @@ def _value(text: str) -> Value:
     return read_value(text)
 
 
-def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
+def _compare(reference: str, said: str, rule: _Rule, asked: QuestionContext) -> tuple[float, Metric]:
     metric = rule.metric
     if metric == "auto":
         metric = _kind_of(reference)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollgym.trainer.backends.rank_group import MeshShape, RankGroup, listen
 from rollgym.trainer.backends.transport import (
-    Failure,
+    CallFailure,
     MakeBackend,
     RankFailedError,
     RankWaitedError,
@@ -129,14 +129,14 @@ def answer(server: RankServer, method: str, arguments: Sequence[Any]) -> tuple[b
         return False, _failure(error, server)
 
 
-def _failure(error: Exception, server: RankServer) -> Failure:
+def _failure(error: Exception, server: RankServer) -> CallFailure:
     if isinstance(error, TrainerError | ValueError) and _can_be_sent(error):
-        return Failure(error, of_the_group=False)
+        return CallFailure(error, of_the_group=False)
     message = f"rank {server._rank} of {server._world_size} failed: {type(error).__name__}: {error}"
     # Torch has no type of its own for it that gloo knows of.
     waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
     kind = RankWaitedError if waited else RankFailedError
-    return Failure(kind(message), of_the_group=True)
+    return CallFailure(kind(message), of_the_group=True)
 
 
 def _can_be_sent(error: Exception) -> bool:

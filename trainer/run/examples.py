@@ -46,7 +46,7 @@ from rollgym.trainer.run.learners import check_reference, check_teachers, teache
 from rollgym.trainer.run.models import ModelSource, device_turns, open_models
 from rollgym.trainer.run.policy import Policy, build_policy
 from rollgym.trainer.run.resume import find_checkpoint, go_back, keep_settings, keep_start, open_tracker
-from rollgym.trainer.run.supervision import Attempt
+from rollgym.trainer.run.supervision import RunAttempt
 from rollgym.trainer.run.trained_policy import save_policy
 
 
@@ -80,7 +80,7 @@ class ExampleRun:
         parts: What the training loop needs.
     """
 
-    attempt: Attempt
+    attempt: RunAttempt
     settings: RunSettings
     state: RunState
     policy: Policy
@@ -103,7 +103,7 @@ class ExampleRun:
 
 
 @asynccontextmanager
-async def open_examples(attempt: Attempt) -> AsyncIterator[ExampleRun]:
+async def open_examples(attempt: RunAttempt) -> AsyncIterator[ExampleRun]:
     """Open a run that learns from examples, from the start or from the newest checkpoint."""
     settings, console = attempt.settings, attempt.console
     async with AsyncExitStack() as stack:

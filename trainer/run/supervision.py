@@ -27,7 +27,7 @@ _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RunAttempt:
     """One attempt at a run, from its present state to its end.
 
     Attributes:
@@ -83,13 +83,13 @@ class Supervision:
         roles.restarts = self._restarts
 
     @asynccontextmanager
-    async def attempt(self) -> AsyncIterator[Attempt]:
+    async def attempt(self) -> AsyncIterator[RunAttempt]:
         """Give one attempt. If a role dies inside, the role is started again, and the next attempt goes on."""
         shutdown, live = self._shutdown, self._settings.tracking.console
         try:
             with closing(RunConsole(self._settings.steps, live=live, metrics=RUN_METRICS)) as console:
                 shutdown.say = console.say
-                yield Attempt(self._settings, self._store, console, shutdown, self._roles)
+                yield RunAttempt(self._settings, self._store, console, shutdown, self._roles)
             self.done = True
             return
         except (Exception, asyncio.CancelledError) as error:

@@ -56,7 +56,7 @@ from rollgym.trainer.run.resume import (
     keep_start,
     open_tracker,
 )
-from rollgym.trainer.run.supervision import Attempt
+from rollgym.trainer.run.supervision import RunAttempt
 from rollgym.trainer.run.trained_policy import save_policy
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 from rollgym.trainer.tasks.dataset import row_streams
@@ -183,7 +183,7 @@ class Run:
         stack: Closes what is opened for training, before the parts.
     """
 
-    attempt: Attempt
+    attempt: RunAttempt
     settings: RunSettings
     state: RunState
     policy: Policy
@@ -305,7 +305,7 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(attempt: Attempt) -> AsyncIterator[Run]:
+async def open_run(attempt: RunAttempt) -> AsyncIterator[Run]:
     """Open a run that trains by playing, from the start or from the newest checkpoint.
 
     What is cheap and may be refused comes first: files, roles, data, environments; then models, and what plays.
@@ -371,7 +371,7 @@ async def open_run(attempt: Attempt) -> AsyncIterator[Run]:
         )
 
 
-async def _settled(attempt: Attempt) -> Checkpoint | None:
+async def _settled(attempt: RunAttempt) -> Checkpoint | None:
     """Return the checkpoint to go on from, once the directory is the run's and its roles are there."""
     settings, console, directory = attempt.settings, attempt.console, Path(attempt.settings.output_dir)
     checkpoint = find_checkpoint(settings, attempt.store, console.say)

@@ -4,7 +4,7 @@ import pytest
 
 from rollgym.clients.checks import tools
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tool_replies import ToolReplies, described_call
 from rollgym.clients.checks.tools import check_tools
 from rollgym.clients.checks.trace import episode
@@ -16,7 +16,7 @@ from tests.support.tool_envs import Orders
 
 
 def findings(name: str) -> list[Finding]:
-    return list(check_tools(Target(name if "-v0" in name else f"{tool_envs.__name__}:{name}")))
+    return list(check_tools(CheckTarget(name if "-v0" in name else f"{tool_envs.__name__}:{name}")))
 
 
 def texts(found: list[Finding], status: Status) -> list[str]:

@@ -20,7 +20,7 @@ from transformers import PretrainedConfig
 from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.models.division import expert_count
-from rollgym.trainer.records.pieces import Box, boxes_of_stretch
+from rollgym.trainer.records.pieces import ArrayBox, boxes_of_stretch
 
 Kind = Literal["whole", "columns", "vocabulary", "qkv", "gate_up"]
 """How a weight is divided over the ranks of a layer.
@@ -246,7 +246,7 @@ def blocks(
                 yield Block(int(one.storage_offset()), offset, (*(1,) * axis, rows, *own[1:]))
 
 
-def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
+def boxes(block: Block, start: int, stop: int) -> Iterator[ArrayBox]:
     """Yield the boxes that a stretch of the rank's numbers has of a block: places in the whole weight.
 
     Args:
@@ -257,7 +257,7 @@ def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
     first, end = max(start, block.start), min(stop, block.start + prod(block.sizes))
     for own, offset, sizes in boxes_of_stretch(block.sizes, first - block.start, end - block.start):
         place = tuple(at + inside for at, inside in zip(block.offset, offset, strict=True))
-        yield Box(range(own.start + block.start, own.stop + block.start), place, sizes)
+        yield ArrayBox(range(own.start + block.start, own.stop + block.start), place, sizes)
 
 
 def _place(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
