@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from rollgym.clients.checks.report import Finding, Status, shortened
+from rollgym.clients.checks.report import Finding, Status, shortened_repr
 from rollgym.clients.checks.target import CheckTarget
 
 EXAMPLE_REPLIES = "example_replies"
@@ -37,13 +37,16 @@ def check_examples(target: CheckTarget) -> Iterator[Finding]:
         for seed, reply in enumerate(replies):
             if reply not in env.action_space:
                 yield Finding(
-                    _EXAMPLES, Status.FAIL, f"{shortened(reply)} is not in the action space", _EXAMPLES_REMEDY
+                    _EXAMPLES,
+                    Status.FAIL,
+                    f"{shortened_repr(reply)} is not in the action space",
+                    _EXAMPLES_REMEDY,
                 )
                 return
             env.reset(seed=seed)
             observation, _, _, _, info = env.step(reply)
             if info.get("action_is_valid") is False:
-                detail = f"{shortened(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
+                detail = f"{shortened_repr(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
                 yield Finding(_EXAMPLES, Status.FAIL, detail, _EXAMPLES_REMEDY)
                 return
         yield Finding(_EXAMPLES, Status.PASS, f"{len(replies)} of them")
@@ -105,7 +108,7 @@ def _baseline(player: str, value: Any) -> Baseline:
         raise ValueError(f"an audit has no player {player!r}; it has {', '.join(PLAYERS)}")
     numbers = value if isinstance(value, list | tuple) else (value, value)
     if len(numbers) != 2 or not all(map(_is_number, numbers)) or not 0 <= numbers[0] <= 1:
-        raise ValueError(f"{player} has {shortened(value)}")
+        raise ValueError(f"{player} has {shortened_repr(value)}")
     return Baseline(*map(float, numbers))
 
 

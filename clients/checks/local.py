@@ -17,13 +17,13 @@ import orjson
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.clients.checks.report import Finding, Status, shortened
+from rollgym.clients.checks.report import Finding, Status, shortened_repr
 from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.trace import (
     MAX_EPISODE_STEPS,
     SEEDS,
     RandomActions,
-    episode,
+    digests_of_episode,
     first_difference,
     trace,
 )
@@ -157,11 +157,11 @@ class _Play:
     def _look(self, where: str, observation: Any, info: Mapping[str, Any]) -> None:
         space = self._env.observation_space
         if observation not in space:
-            self._note("observations lie in the space", f"{where} gives {shortened(observation)}")
+            self._note("observations lie in the space", f"{where} gives {shortened_repr(observation)}")
         try:
             wire = encode_value(space, observation, binary=False)
             if encode_value(space, decode_value(space, wire), binary=False) != wire:
-                self._note("observations survive the wire", f"{where} gives {shortened(observation)}")
+                self._note("observations survive the wire", f"{where} gives {shortened_repr(observation)}")
         except ValueError as error:
             self._note("observations survive the wire", f"{where}: {error}")
         try:
@@ -189,7 +189,7 @@ def check_odd_actions(target: CheckTarget) -> Iterator[Finding]:
             yield Finding(
                 check,
                 Status.FAIL,
-                f"{shortened(text)} raises {type(error).__name__}: {error}",
+                f"{shortened_repr(text)} raises {type(error).__name__}: {error}",
                 "a reply that cannot be read is an observation to learn from, never an exception",
             )
             break
@@ -239,7 +239,7 @@ def _in_turns(
 ) -> tuple[list[list[str]], list[list[str]]]:
     traces: tuple[list[list[str]], list[list[str]]] = ([], [])
     for seed in SEEDS:
-        pairs = list(zip_longest(episode(env, seed), episode(other, seed)))
+        pairs = list(zip_longest(digests_of_episode(env, seed), digests_of_episode(other, seed)))
         for index, digests in enumerate(traces):
             digests.append([pair[index] for pair in pairs if pair[index] is not None])
     return traces

@@ -59,7 +59,7 @@ class RandomActions:
         return self._space.sample()
 
 
-def episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
+def digests_of_episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
     """Play an episode; give the digest of the reset and of each step."""
     space = env.observation_space
     actions = RandomActions(env.action_space, seed)
@@ -76,7 +76,7 @@ def episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
 
 def trace(env: gymnasium.Env[Any, Any]) -> list[list[str]]:
     """Return the digests of an episode for each of `SEEDS`."""
-    return [list(episode(env, seed)) for seed in SEEDS]
+    return [list(digests_of_episode(env, seed)) for seed in SEEDS]
 
 
 def first_difference(first: list[list[str]], second: list[list[str]]) -> str | None:

@@ -44,7 +44,7 @@ class Exposition(Collector):
         return (metric.measured(self._state) for metric in SERVER_METRICS)
 
 
-def aggregate(texts: Iterable[str]) -> bytes:
+def merged_exposition(texts: Iterable[str]) -> bytes:
     """Make one text of those of several processes, sample by sample."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Combined(texts))

@@ -22,7 +22,7 @@ from rollgym.env_server.gateway.peers import Peers, RequestAffinity
 from rollgym.env_server.gateway.registering import catalog_entry
 from rollgym.env_server.gateway.registry import Registration
 from rollgym.env_server.operations.episodes import Rendering, Resetting
-from rollgym.env_server.operations.exposition import Exposition, aggregate
+from rollgym.env_server.operations.exposition import Exposition, merged_exposition
 from rollgym.env_server.operations.information import Information, Readiness
 from rollgym.env_server.operations.making import Making
 from rollgym.env_server.operations.operations import Calls, Operations
@@ -238,7 +238,7 @@ class Services:
         own = self._exposition.text(ready=not await self.readiness())
         if not replies:
             return own.encode()
-        return aggregate([own, *(reply["text"] for reply in replies)])
+        return merged_exposition([own, *(reply["text"] for reply in replies)])
 
     async def readiness(self) -> list[Reason]:
         """Why the server cannot take new sessions; empty if it can."""

@@ -197,7 +197,7 @@ class SuiteConversation:
         return {"status": "gone"}
 
 
-def evaluate(sandbox: Sandbox, suite: Suite) -> dict[int, list[Any]]:
+def evaluate_pairs(sandbox: Sandbox, suite: Suite) -> dict[int, list[Any]]:
     """Return the arguments and expected values of pairs as they are written, by number, without any program.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from rollgym.envs.code.answers import LATE, NOT_RUN, CallResult, Checked, RequestAnswer, result_of
 from rollgym.envs.code.comparing import holds, same, same_approximately, same_stream
-from rollgym.envs.code.conversation import SuiteConversation, evaluate
+from rollgym.envs.code.conversation import SuiteConversation, evaluate_pairs
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.item import Item, ItemError, Reference, sent_arguments
 from rollgym.envs.code.runs import Calls, Runs, Units
@@ -145,7 +145,7 @@ class Grader:
         if len(known) < len(literal):
             script = suite.evaluation()
             content = json.dumps([script.before, script.units, script.functions]).encode()
-            written = self._known.get(content, lambda: evaluate(self._sandbox, suite))
+            written = self._known.get(content, lambda: evaluate_pairs(self._sandbox, suite))
             # Built each time: an iterator can be passed only once.
             known |= {
                 number: tuple(values.build(each) for each in parts)

@@ -18,7 +18,7 @@ from rollgym.trainer.records.checkpoint import CheckpointStore
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.run.inference import check_inference
 from rollgym.trainer.run.internal_errors import is_short_of_memory, memory_does_not_suffice
-from rollgym.trainer.run.models import check_backend
+from rollgym.trainer.run.models import check_trainable
 from rollgym.trainer.run.resume import has_trained
 from rollgym.trainer.run.roles import PersistentRoles
 
@@ -144,7 +144,7 @@ async def supervised(settings: RunSettings, shutdown: GracefulShutdown) -> Async
     """
     if settings.plays:
         check_inference(settings)
-    check_backend(settings)
+    check_trainable(settings)
     directory = Path(settings.output_dir)
     kept = settings.checkpoint
     store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)

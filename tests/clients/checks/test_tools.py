@@ -7,7 +7,7 @@ from rollgym.clients.checks.report import Finding, Status
 from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tool_replies import ToolReplies, described_call
 from rollgym.clients.checks.tools import check_tools
-from rollgym.clients.checks.trace import episode
+from rollgym.clients.checks.trace import digests_of_episode
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import read_calls
 from rollgym.clients.replies.formats.table import FORMATS
@@ -95,7 +95,7 @@ def test_random_play_calls_tools() -> None:
     env = Orders()
     called = 0
     for seed in range(5):
-        list(episode(env, seed))
+        list(digests_of_episode(env, seed))
         called += env.toolbox is not None and env._calls
     assert called > 0
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of
+from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of_stage
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.models.division import expert_count
 from rollgym.trainer.records.pieces import ArrayBox, boxes_of_stretch
@@ -101,7 +101,7 @@ def weights_of(shape: Shape, mesh: MeshShape, place: Place) -> Iterator[Weight]:
     again = place.tensor > 0
     if place.stage == 0:
         yield Weight("embedding.word_embeddings.weight", (f"{body}embed_tokens.weight",), "vocabulary")
-    for number, layer in enumerate(layers_of(shape.layers, mesh, place.stage)):
+    for number, layer in enumerate(layers_of_stage(shape.layers, mesh, place.stage)):
         yield from _layer(f"decoder.layers.{number}.", f"{body}layers.{layer}.", shape, mesh, place)
     if not last:
         return

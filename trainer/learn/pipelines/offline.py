@@ -240,7 +240,7 @@ def weights_digest(models: Models) -> str:
     return digest.hexdigest()
 
 
-def in_parts(indices: range, size: int) -> Iterator[range]:
+def runs_of_indices(indices: range, size: int) -> Iterator[range]:
     """Yield indices in runs of at most `size`."""
     for start in range(indices.start, indices.stop, size):
         yield range(start, min(start + size, indices.stop))
