@@ -17,18 +17,17 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rollgym.clients.audit.card import Card, CardVerdict, print_card
 from rollgym.clients.audit.runner import PARTS, run_audit
 from rollgym.clients.audit.subject import AuditSettings, Budget
-from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
     add_kwargs_argument,
     add_server_arguments,
-    named_environments,
     parse_kwargs,
     read_number,
     read_seed,
     server_url,
+    target_served_here,
 )
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.measuring.metrics import (
@@ -101,14 +100,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _audit_here(options: argparse.Namespace, settings: AuditSettings, kwargs: dict[str, Any]) -> Card:
     """Audit on a server that is started for it."""
-    env_id, arguments = options.target, [*_SERVER, *named_environments(options)]
-    if ":" in options.target:
-        target = CheckTarget(options.target, kwargs)
-        try:
-            env_id, kwargs = target.served_id, target.client_kwargs
-            arguments += target.server_arguments()
-        except TargetError as error:
-            raise UsageError(str(error)) from error
+    env_id, kwargs, served = target_served_here(options, kwargs)
+    arguments = [*_SERVER, *served]
     with LocalServer(arguments, _HERE) as server:
         elsewhere = partial(_fresh_server, arguments)
         return _audit(options, settings, server.url, env_id, kwargs, server.process.pid, elsewhere)

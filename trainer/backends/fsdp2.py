@@ -36,8 +36,7 @@ from rollgym.trainer.backends.optimizer import (
     plain_state,
     what_broke,
 )
-from rollgym.trainer.backends.packing import PackingChoice, sharing_and_packing
-from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.packing import PackingChoice, shell_and_costs
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend, ShardedModel
 from rollgym.trainer.backends.weight_pieces import DTensorPieces, WholeModel, divided_like, local_of, whole_of
@@ -293,13 +292,8 @@ def fsdp2_model(
         shared_prefixes: `optimizer.shared_prefixes`.
         packed_rows: `optimizer.packed_rows`.
     """
-
-    def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return sharing_and_packing(each, shared_prefixes, packed_rows, group.device, dtype)
-
-    whole = WholeModel(head, group, look)
+    whole, costs, packs = shell_and_costs(head, group, shared_prefixes, packed_rows, dtype)
     head = whole.shell
-    costs, packs = look(head)
     for parameter in head.parameters():
         parameter.requires_grad = False
     _divide_layers(head.model, group)
@@ -346,15 +340,10 @@ def fsdp2_backend(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-
-    def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return sharing_and_packing(
-            each, optimizer.shared_prefixes, optimizer.packed_rows, group.device, dtype
-        )
-
-    whole = WholeModel(head, group, look)
+    whole, costs, packs = shell_and_costs(
+        head, group, optimizer.shared_prefixes, optimizer.packed_rows, dtype
+    )
     head = whole.shell
-    costs, packs = look(head)
     partial = _divide_layers(head.model, group)
     layers = CompiledLayers(head, compiler_of(compiled, group.device))
     shard(whole, group, dtype, cpu_offload=cpu_offload)

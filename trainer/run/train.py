@@ -14,7 +14,6 @@ from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import WarmStartSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.plugins import Plugin, load_plugin
 from rollgym.trainer.core.run_files import read_lines, write_errors
 from rollgym.trainer.core.shutdown import run_shielded
@@ -53,8 +52,8 @@ from rollgym.trainer.run.resume import (
     find_checkpoint,
     go_back,
     keep_settings,
-    keep_start,
     open_tracker,
+    restore_models,
 )
 from rollgym.trainer.run.supervision import RunAttempt
 from rollgym.trainer.run.trained_policy import save_policy
@@ -428,11 +427,7 @@ async def begin(
     """Return the models in their resumed or initial state; a configured warm start is computed and saved."""
     if checkpoint is not None:
         models = await asyncio.to_thread(made.models)
-        try:
-            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
-        except ValueError as error:
-            raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
-        await keep_start(store, checkpoint, models)
+        await restore_models(store, checkpoint, models)
         return models, checkpoint.state
     if settings.warm_start is not None:
         await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)
