@@ -291,7 +291,7 @@ class App:
 
     async def _ready(self, request: Request) -> Response:
         phase = self._lifecycle.phase
-        reasons = await self._services.readiness()
+        reasons = await self._services.reports.readiness()
         body = {
             "status": "unready" if reasons and phase is ServerPhase.READY else phase.value,
             "reasons": [reason._asdict() for reason in reasons],
@@ -304,7 +304,7 @@ class App:
         if caller is None:
             raise ProblemError("unauthorized", "metrics need a token with the role 'admin'")
         caller.require("admin")
-        return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._services.reports.metrics(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
         root = request.scope.get("root_path")
