@@ -52,6 +52,7 @@ _GIVEN = (
 )
 _TRADES = ("painter", "engineer", "botanist", "composer", "astronomer", "architect", "chemist", "novelist")
 _WARES = ("amber", "cheese", "clocks", "glass", "paper", "salt", "silk", "tiles")
+_CITIES, _PEOPLE = 10, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,10 @@ class ToolWorld:
         return (*map(_city_article, self.cities), *map(_person_article, self.people))
 
 
-def _draw_world(generator: np.random.Generator, cities: int = 10, people: int = 8) -> ToolWorld:
+def _draw_world(generator: np.random.Generator) -> ToolWorld:
     """Draw a world; all its names differ."""
-    names = _distinct(generator, cities + people, (_STARTS, _MIDDLES, _ENDS))
-    rivers = _distinct(generator, cities, (_STARTS, _MIDDLES, ("a", "ne", "ra", "sk", "th")))
+    names = _distinct(generator, _CITIES + _PEOPLE, (_STARTS, _MIDDLES, _ENDS))
+    rivers = _distinct(generator, _CITIES, (_STARTS, _MIDDLES, ("a", "ne", "ra", "sk", "th")))
     places = tuple(
         City(
             name,
@@ -99,16 +100,16 @@ def _draw_world(generator: np.random.Generator, cities: int = 10, people: int = 
             river,
             _one(generator, _WARES),
         )
-        for name, river in zip(names[:cities], rivers, strict=True)
+        for name, river in zip(names[:_CITIES], rivers, strict=True)
     )
     persons = tuple(
         Person(
             f"{_one(generator, _GIVEN)} {name}",
             _one(generator, _TRADES),
             int(generator.integers(1900, 1990)),
-            places[int(generator.integers(cities))],
+            places[int(generator.integers(_CITIES))],
         )
-        for name in names[cities:]
+        for name in names[_CITIES:]
     )
     return ToolWorld(places, persons)
 

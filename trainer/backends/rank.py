@@ -119,6 +119,25 @@ class RankServer:
         self._streams.pop(number, None)
 
 
+class NodeRankServer(RankServer):
+    """Answers calls in a process of a cluster; ranks of other machines meet it at its node's address.
+
+    Args:
+        rank: This rank's number.
+        world_size: The number of ranks.
+        address: Address of its node, as the other ranks reach it.
+    """
+
+    def __init__(self, rank: int, world_size: int, address: str) -> None:
+        # The process sees one device, its own.
+        super().__init__(rank, world_size, local_rank=0)
+        self._address = address
+
+    def listen(self, host: str | None = None) -> str:
+        """Open the place where all ranks meet, on a free port, and return its address."""
+        return super().listen(host or self._address)
+
+
 def answer(server: RankServer, method: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
     """Have a server answer a call: whether it did not fail, and what it returned or the failure."""
     try:

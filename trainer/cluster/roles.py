@@ -102,7 +102,7 @@ class LocalRoles:
         self._lost(RoleLostError(name, "", f"judge {name}: {await host.gone()}"))
 
 
-_RANK = "rollgym.trainer.cluster.rank_server:NodeRankServer"
+_RANK = "rollgym.trainer.backends.rank:NodeRankServer"
 _ENGINE = "rollgym.trainer.cluster.engine_server:EngineServer"
 _SERVER = "rollgym.trainer.cluster.server_host:ServerHost"
 _LOOK_AT_HEAD_EVERY_S = 3.0

@@ -25,8 +25,6 @@ _TRY_TIMEOUT_S = 10.0
 # Calls that wait at an actor, and room for those that do not.
 _CALLS_PER_ACTOR = 16
 
-_log = logging.getLogger(__name__)
-
 
 class WorkerCluster:
     """Connects to a cluster, or starts one on this machine, and starts actors there.
