@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.evaluation.chat import Reply, RequestedCall
+from rollgym.clients.evaluation.chat import ModelReply, RequestedCall
 from rollgym.clients.evaluation.player import Conversation
 from rollgym.clients.protocol.addresses import server_token
 
@@ -224,12 +224,12 @@ def verifier_scorer(url: str, env_id: str, *, token: str | None = None) -> Score
     return made()
 
 
-def _reply(output: ModelOutput) -> Reply:
+def _reply(output: ModelOutput) -> ModelReply:
     message = output.message
     calls = tuple(
         RequestedCall(call.id, call.function, json.dumps(call.arguments)) for call in message.tool_calls or ()
     )
-    return Reply(content=message.text, calls=calls, finish_reason=str(output.stop_reason))
+    return ModelReply(content=message.text, calls=calls, finish_reason=str(output.stop_reason))
 
 
 def _messages(conversation: Conversation, first: int) -> list[ChatMessage]:

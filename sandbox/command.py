@@ -175,7 +175,7 @@ def _result(sandbox: Sandbox, program: Program, limits: Limits) -> RunResult:
     return sandbox.run(program, stdin=sys.stdin.buffer.read(), limits=limits)
 
 
-def as_json(result: RunResult) -> dict[str, Any]:
+def result_as_json(result: RunResult) -> dict[str, Any]:
     """Return a result as a JSON object: bytes become text, with invalid UTF-8 replaced."""
     return {
         "outcome": result.outcome.value,
@@ -189,14 +189,14 @@ def as_json(result: RunResult) -> dict[str, Any]:
         "wall_seconds": round(result.wall_seconds, 6),
         "cpu_seconds": round(result.cpu_seconds, 6),
         "peak_memory_mb": round(result.peak_memory_mb, 3),
-        "compiling": None if result.compiling is None else as_json(result.compiling),
+        "compiling": None if result.compiling is None else result_as_json(result.compiling),
         "guarantees": None if result.guarantees is None else asdict(result.guarantees),
     }
 
 
 def _print(result: RunResult, for_machines: bool) -> None:
     if for_machines:
-        print(json.dumps(as_json(result)), flush=True)
+        print(json.dumps(result_as_json(result)), flush=True)
     else:
         _print_for_people(result)
 

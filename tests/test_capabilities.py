@@ -14,10 +14,10 @@ import websockets
 import yaml
 
 from rollgym.clients.audit.baselines import audit_baselines
-from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.card import CardVerdict
 from rollgym.clients.checks.conformance import CHECKS
 from rollgym.clients.checks.report import Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.cli.main import main as roll_env
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.env_server.common.settings import ConfigurationError
@@ -40,7 +40,7 @@ from rollgym.trainer.inference.servers.launch import require_program
 from rollgym.trainer.learn.tracking import RunIdentity, open_trackers
 from rollgym.trainer.run.agent_proxy import main as agent_proxy
 from rollgym.trainer.run.layout import check_combinations
-from rollgym.trainer.run.memory import model_shape, remedies
+from rollgym.trainer.run.memory import memory_plan, model_shape, remedies
 from tests.support.audits import Auditor
 from tests.support.inference_server.running import InferenceServer
 from tests.support.other_package import GROUPS_OF_RUNS, GROUPS_OF_SERVERS, install
@@ -98,7 +98,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from rollgym.trainer.run.layout import Fsdp2Maker
-from rollgym.trainer.config.backend import BACKENDS
+from rollgym.trainer.config.backend import BACKENDS, MemoryLayout
 from rollgym.trainer.config.inference import INFERENCE_SERVERS
 from rollgym.trainer.config.output import TrackerSettings
 
@@ -120,7 +120,7 @@ def refusals(settings):
 
 
 MIRROR = replace(BACKENDS[1], name="mirror", maker="others_of_runs:MAKER", refusals=refusals)
-ALONE = replace(BACKENDS[0], name="alone", refusals=refusals)
+ALONE = replace(BACKENDS[0], name="alone", refusals=refusals, memory=MemoryLayout(weights="copied"))
 SAMPLER = replace(INFERENCE_SERVERS[0], name="sampler", title="Sampler", group="", inexact="it rounds")
 
 
@@ -458,6 +458,16 @@ def test_its_back_end_without_dimensions_has_no_ranks(site: Path, monkeypatch: p
         load_settings(None, [*RUN, "backend={kind: alone, ranks: 2}"])
 
 
+def test_its_back_end_says_how_models_lie_on_devices(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(site))
+    weights = []
+    for kind in ("torch", "alone"):
+        settings = load_settings(None, [*RUN, f"backend.kind={kind}", "model.dtype=fp32"])
+        shape = model_shape(settings.model)
+        weights.append(memory_plan(settings, shape, 10**9).parts[0].need.weights / shape.parameters.total)
+    assert weights == [4, 8], "the second has a copy of its own beside fp32 weights"
+
+
 def test_what_its_back_end_refuses_is_not_advised_where_memory_is_short(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -681,7 +691,7 @@ def test_its_environment_has_a_page_a_check_and_an_audit_that_read_what_it_decla
     ):
         with pytest.raises(SystemExit):
             environment_pages(words)
-    assert [(each.status, each.detail) for each in CHECKS["baselines"](Target("Sums-v0"))] == [
+    assert [(each.status, each.detail) for each in CHECKS["baselines"](CheckTarget("Sums-v0"))] == [
         (Status.PASS, "random, constant action, echo")
     ]
     monkeypatch.setenv("PYTHONPATH", str(site))
@@ -689,7 +699,7 @@ def test_its_environment_has_a_page_a_check_and_an_audit_that_read_what_it_decla
         found = auditor.part("Sums-v0", audit_baselines)["as declared"]
     # Who says always the same solves nothing of the kind.
     assert (found.verdict, found.detail) == (
-        Verdict.WARNING,
+        CardVerdict.WARNING,
         "constant action solves 0 with a mean return of 0",
     )
 

@@ -35,6 +35,8 @@ FAMILIES: dict[str, tuple[Sequence[str], str]] = {
     "sandboxes": ([each.name for each in SANDBOXES], "sandbox/core/kinds.py"),
     "formats of calls": ([each.name for each in CALL_FORMATS], "clients/replies/formats/table.py"),
 }
+_NAMED_ALIKE_NOWHERE = ("inference servers", "training back-ends", "trackers", "sandboxes")
+"""Families whose names mean nothing else in the product, such as a tag or a unit."""
 KEPT = {
     # Those that are by hand, and why.
     "rollgym/extras.py": "what each extra of pyproject.toml brings, with which a test compares it",
@@ -44,7 +46,6 @@ KEPT = {
     "trainer/backends/megatron/backend.py": "what to take where Megatron does not train a model",
     "trainer/config/model.py": "what a setting means to each back-end that reads it",
     "trainer/config/optimizer.py": "the same",
-    "trainer/models/memory_plan.py": "formulas of how models lie on devices",
     "trainer/models/division.py": "what to take where Megatron does not build a model",
     "trainer/models/shape.py": "families of models, of which some are called as a format of calls is",
 }
@@ -98,6 +99,32 @@ def test_nobody_keeps_a_list_of_kinds_by_hand(family: str) -> None:
         for line in lists_of(names, tree)
     ]
     assert found == [], f"ask {declared} for what they have in common"
+
+
+def branches_by(names: Sequence[str], tree: ast.Module) -> Iterator[int]:
+    """The lines that compare something with one of the names, or match it against one."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Compare(left=left, comparators=[right]) if {
+                each.value for each in (left, right) if isinstance(each, ast.Constant)
+            } & set(names):
+                yield node.lineno
+            case ast.MatchValue(value=ast.Constant(value=value)) if value in names:
+                yield node.lineno
+
+
+def test_a_branch_by_a_name_is_found() -> None:
+    tree = ast.parse(
+        "if x == 'a-1': pass\nmatch y:\n  case 'b2': pass\n  case 'c': pass\nz = 'a-1' != w or y == 2"
+    )
+    assert sorted(branches_by(["a-1", "b2"], tree)) == [1, 3, 5]
+
+
+@pytest.mark.parametrize("family", _NAMED_ALIKE_NOWHERE)
+def test_nobody_branches_by_the_name_of_a_kind(family: str) -> None:
+    names, declared = FAMILIES[family]
+    found = [f"{path}:{line}" for path, tree in _trees() for line in branches_by(names, tree)]
+    assert found == [], f"have the objects of {declared} say what is asked of them"
 
 
 def test_what_is_kept_by_hand_is_still_there() -> None:

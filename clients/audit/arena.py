@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import orjson
 from gymnasium import Space
 
-from rollgym.clients.audit.policies import GiveUp, Player, Policy
+from rollgym.clients.audit.policies import AuditPolicy, GiveUp, Player
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.operation import Operation
 from rollgym.clients.client.session import EnvSession
@@ -28,7 +28,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.values import encode_value
 
 
-class Mark(NamedTuple):
+class RecordedStep(NamedTuple):
     """The record of a reset or a step.
 
     Attributes:
@@ -62,7 +62,7 @@ class Episode:
 
     policy: str
     seed: int
-    marks: list[Mark] = field(default_factory=list)
+    marks: list[RecordedStep] = field(default_factory=list)
     actions: list[Any] = field(default_factory=list)
     problem: ProblemError | None = None
 
@@ -234,10 +234,10 @@ UNLIMITED_STEPS = 300
 """The step limit of episodes whose environment declares none."""
 
 
-class Game(NamedTuple):
+class PlannedEpisode(NamedTuple):
     """An episode that is to be played."""
 
-    policy: Policy
+    policy: AuditPolicy
     seed: int
 
 
@@ -284,7 +284,7 @@ class Arena:
 
     async def play(
         self,
-        games: Sequence[Game],
+        games: Sequence[PlannedEpisode],
         *,
         width: int | None = None,
         fresh: bool = False,
@@ -326,7 +326,7 @@ class Arena:
     async def _rounds(
         self,
         sessions: Sequence[EnvSession],
-        waiting: Iterator[tuple[int, Game]],
+        waiting: Iterator[tuple[int, PlannedEpisode]],
         done: dict[int, Episode],
         limit: int,
         pause_s: float,
@@ -351,7 +351,7 @@ class Arena:
                     done[seat.index] = seat.episode
                     self._seat(seat, waiting)
 
-    def _seat(self, seat: _Seat, waiting: Iterator[tuple[int, Game]]) -> None:
+    def _seat(self, seat: _Seat, waiting: Iterator[tuple[int, PlannedEpisode]]) -> None:
         """Begin the next game, if there is one."""
         seat.pending = None
         for index, game in waiting:
@@ -382,7 +382,7 @@ class Arena:
             self._watch.begun(where, space, observation, info)
         digest = _digest(observation, lambda: encode_value(space, observation, binary=False))
         success, valid = info.get("success"), info.get("action_is_valid")
-        mark = Mark(
+        mark = RecordedStep(
             digest,
             reward,
             terminated,

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from rollgym.clients.audit.arena import Episode, Game, Tally, tally
-from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.arena import Episode, PlannedEpisode, Tally, tally
+from rollgym.clients.audit.card import CardEntry, CardVerdict
 from rollgym.clients.audit.policies import (
-    Policy,
+    AuditPolicy,
     constant_policy,
     constants,
     echo_policy,
@@ -35,7 +35,7 @@ _ROUNDED = 0.005
 _SOLVERS = ("expert", "example replies", "random")
 
 
-async def audit_baselines(subject: Subject) -> list[Entry]:
+async def audit_baselines(subject: Subject) -> list[CardEntry]:
     """Play without reading, and measure the return."""
     random = await _play(
         subject, random_policy(subject.action_space, subject.wording), subject.settings.episodes
@@ -71,7 +71,7 @@ async def play_expert(subject: Subject) -> str | None:
     return None
 
 
-async def _play(subject: Subject, policy: Policy, count: int, name: str = "baseline") -> Tally | None:
+async def _play(subject: Subject, policy: AuditPolicy, count: int, name: str = "baseline") -> Tally | None:
     episodes = await subject.arena().play(
         subject.games(policy, name, count),
         deadline=subject.budget.share(0.1),
@@ -89,7 +89,7 @@ def _fewer(subject: Subject) -> int:
     return max(min(_SCREEN, subject.settings.episodes), subject.settings.episodes // 2)
 
 
-async def _constant(subject: Subject, random: Tally | None) -> Entry:
+async def _constant(subject: Subject, random: Tally | None) -> CardEntry:
     """Find the best action to do always, and play it on seeds that were not used for the choice."""
     listed = listed_actions(subject.first_info)
     candidates = constants(subject.action_space, listed, subject.wording, subject.example_replies)
@@ -100,15 +100,15 @@ async def _constant(subject: Subject, random: Tally | None) -> Entry:
     return _entry("constant action", played, random, f"best of {len(candidates)}, {best.name}")
 
 
-async def _best(subject: Subject, policies: Sequence[Policy], stream: str) -> Policy | None:
+async def _best(subject: Subject, policies: Sequence[AuditPolicy], stream: str) -> AuditPolicy | None:
     """Return the policy that does best on a few seeds."""
     seeds = subject.seeds(stream, min(_SCREEN, max(4, subject.settings.episodes // 2)))
-    games = [Game(policy, seed) for policy in policies for seed in seeds]
+    games = [PlannedEpisode(policy, seed) for policy in policies for seed in seeds]
     episodes = await subject.arena().play(
         games, deadline=subject.budget.share(0.15), leave_invalid=_GIVE_UP_INVALID
     )
     subject.keep(episodes)
-    best: tuple[tuple[int, float], Policy] | None = None
+    best: tuple[tuple[int, float], AuditPolicy] | None = None
     for policy in policies:
         found = tally([each for each in episodes if each.policy == policy.name])
         if found is not None and (best is None or (found.solved, found.mean_return) > best[0]):
@@ -116,7 +116,7 @@ async def _best(subject: Subject, policies: Sequence[Policy], stream: str) -> Po
     return None if best is None else best[1]
 
 
-async def _echoes(subject: Subject, random: Tally | None) -> list[Entry]:
+async def _echoes(subject: Subject, random: Tally | None) -> list[CardEntry]:
     space = subject.action_space
     policies = {"echo": echo_policy(space, lambda observation, info: observation, "echo of the observation")}
     if takes_text(space):
@@ -131,7 +131,7 @@ async def _echoes(subject: Subject, random: Tally | None) -> list[Entry]:
     return entries
 
 
-async def _blind(subject: Subject, random: Tally | None) -> Entry:
+async def _blind(subject: Subject, random: Tally | None) -> CardEntry:
     """Take the sequences that solved some task, and play the best of them on others."""
     solved = [each for group in _SOLVERS for each in subject.played.get(group, ()) if each.solved]
     sequences: Counter[tuple[object, ...]] = Counter()
@@ -145,8 +145,8 @@ async def _blind(subject: Subject, random: Tally | None) -> Entry:
         for number, (key, _) in enumerate(sequences.most_common(_SCRIPTS))
     ]
     if not policies:
-        return Entry(
-            _SECTION, "blind", Verdict.SKIPPED, "no sequence of actions is known that solves any task"
+        return CardEntry(
+            _SECTION, "blind", CardVerdict.SKIPPED, "no sequence of actions is known that solves any task"
         )
     best = await _best(subject, policies, "blind choice")
     if best is None:
@@ -155,15 +155,15 @@ async def _blind(subject: Subject, random: Tally | None) -> Entry:
     return _entry("blind", played, random, "one sequence")
 
 
-def _entry(check: str, played: Tally | None, random: Tally | None, who: str = "") -> Entry:
+def _entry(check: str, played: Tally | None, random: Tally | None, who: str = "") -> CardEntry:
     if played is None:
-        return Entry(_SECTION, check, Verdict.SKIPPED, "no episode was played to its end in time")
+        return CardEntry(_SECTION, check, CardVerdict.SKIPPED, "no episode was played to its end in time")
     detail = f"{who}: {played}" if who else str(played)
-    verdict, remedy = Verdict.OK, ""
+    verdict, remedy = CardVerdict.OK, ""
     rate = played.rate
     above_random = random is None or rate.low > random.rate.high
     if check == "blind" and rate.low >= _SOLVED_BLINDLY:
-        verdict = Verdict.WARNING
+        verdict = CardVerdict.WARNING
         remedy = (
             "one sequence of actions, whatever is seen, solves most tasks: let the tasks of different seeds differ, "
             "or judge a policy by how far it is above this"
@@ -171,26 +171,26 @@ def _entry(check: str, played: Tally | None, random: Tally | None, who: str = ""
     elif check in ("constant action", "empty reply", "echo", "echo of the instruction"):
         remedy = "who reads nothing must not be paid: see what the reward and `success` are decided by"
         if rate.low >= _SOLVED_BLINDLY:
-            verdict = Verdict.FAILED
+            verdict = CardVerdict.FAILED
         elif rate.low >= _PAID and above_random:
-            verdict = Verdict.WARNING
+            verdict = CardVerdict.WARNING
         else:
             remedy = ""
     elif check in ("random", "example replies") and rate.low >= _SOLVED_BLINDLY:
-        verdict = Verdict.WARNING
+        verdict = CardVerdict.WARNING
         remedy = "tasks that are solved at random teach little: make them harder"
-    return Entry(
+    return CardEntry(
         _SECTION, check, verdict, detail, remedy, played.numbers() | ({"policy": who} if who else {})
     )
 
 
-def _as_declared(subject: Subject, entries: Sequence[Entry]) -> list[Entry]:
+def _as_declared(subject: Subject, entries: Sequence[CardEntry]) -> list[CardEntry]:
     """Compare what was played with the baselines that the environment declares for its default kwargs."""
     check = "as declared"
     try:
         declared = {} if subject.kwargs else declared_baselines(subject.env.metadata)
     except ValueError as error:
-        return [Entry(_SECTION, check, Verdict.FAILED, str(error), BASELINES_REMEDY)]
+        return [CardEntry(_SECTION, check, CardVerdict.FAILED, str(error), BASELINES_REMEDY)]
     played = {entry.check: entry.numbers for entry in entries if entry.numbers}
     if expert := tally(subject.played.get("expert", ())):
         played["expert"] = expert.numbers()
@@ -204,8 +204,8 @@ def _as_declared(subject: Subject, entries: Sequence[Entry]) -> list[Entry]:
     ]
     if different:
         remedy = "either the environment has changed by mistake, or metadata['baselines'] has to"
-        return [Entry(_SECTION, check, Verdict.WARNING, "; ".join(different), remedy)]
-    return [Entry(_SECTION, check, Verdict.OK, ", ".join(compared))]
+        return [CardEntry(_SECTION, check, CardVerdict.WARNING, "; ".join(different), remedy)]
+    return [CardEntry(_SECTION, check, CardVerdict.OK, ", ".join(compared))]
 
 
 def _differ(declared: Baseline, played: Mapping[str, float]) -> bool:
@@ -222,36 +222,39 @@ _DIFFICULTY = "difficulty"
 _EXPERT_SOLVES = 0.8
 
 
-async def audit_difficulty(subject: Subject) -> list[Entry]:
+async def audit_difficulty(subject: Subject) -> list[CardEntry]:
     """Play the expert, if the environment has one, and summarize the difficulty."""
     why_not = await play_expert(subject)
     entries = []
     if why_not is not None:
-        entries.append(Entry(_DIFFICULTY, "expert", Verdict.SKIPPED, why_not))
+        entries.append(CardEntry(_DIFFICULTY, "expert", CardVerdict.SKIPPED, why_not))
     else:
         entries.append(_expert(subject.played.get("expert", ())))
     return entries
 
 
-def _expert(episodes: Sequence[Episode]) -> Entry:
+def _expert(episodes: Sequence[Episode]) -> CardEntry:
     failed = next((each.problem for each in episodes if each.problem is not None), None)
     counted = tally(episodes)
     if counted is None:
-        return Entry(
-            _DIFFICULTY, "expert", Verdict.SKIPPED, str(failed or "no episode was played to its end in time")
+        return CardEntry(
+            _DIFFICULTY,
+            "expert",
+            CardVerdict.SKIPPED,
+            str(failed or "no episode was played to its end in time"),
         )
     short = counted.says and counted.rate.high < _EXPERT_SOLVES
-    return Entry(
+    return CardEntry(
         _DIFFICULTY,
         "expert",
-        Verdict.WARNING if short else Verdict.OK,
+        CardVerdict.WARNING if short else CardVerdict.OK,
         str(counted),
         "the expert fails where it should show the way: look at its plan" if short else "",
         counted.numbers(),
     )
 
 
-async def audit_lengths(subject: Subject) -> list[Entry]:
+async def audit_lengths(subject: Subject) -> list[CardEntry]:
     """Say how long the episodes were that came to their end."""
     entries = []
     for policy in ("random", "example replies", "expert"):
@@ -265,5 +268,5 @@ async def audit_lengths(subject: Subject) -> list[Entry]:
                 "longest": lengths[-1],
             }
             detail = "{shortest} to {longest} steps, median {median:g}, 90 % within {p90}".format(**numbers)
-            entries.append(Entry(_DIFFICULTY, f"length, {policy}", Verdict.OK, detail, "", numbers))
+            entries.append(CardEntry(_DIFFICULTY, f"length, {policy}", CardVerdict.OK, detail, "", numbers))
     return entries

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 
-class Verdict(Enum):
+class CardVerdict(Enum):
     """How one entry of the card came out."""
 
     OK = "ok"
@@ -23,11 +23,11 @@ class Verdict(Enum):
     SKIPPED = "skipped"
 
 
-_SEVERITY = {Verdict.SKIPPED: 0, Verdict.OK: 0, Verdict.WARNING: 1, Verdict.FAILED: 2}
+_SEVERITY = {CardVerdict.SKIPPED: 0, CardVerdict.OK: 0, CardVerdict.WARNING: 1, CardVerdict.FAILED: 2}
 
 
 @dataclass(frozen=True)
-class Entry:
+class CardEntry:
     """One line of the card.
 
     Attributes:
@@ -42,7 +42,7 @@ class Entry:
 
     section: str
     check: str
-    verdict: Verdict
+    verdict: CardVerdict
     detail: str = ""
     remedy: str = ""
     numbers: Mapping[str, Any] = field(default_factory=dict)
@@ -72,15 +72,15 @@ class Card:
 
     subject: str
     about: Mapping[str, Any]
-    entries: Sequence[Entry]
+    entries: Sequence[CardEntry]
     seconds: float
 
     def counts(self) -> dict[str, int]:
         """How many entries came out in which way."""
         counted = Counter(entry.verdict for entry in self.entries)
-        return {verdict.value: counted[verdict] for verdict in Verdict}
+        return {verdict.value: counted[verdict] for verdict in CardVerdict}
 
-    def passes(self, fail_on: Verdict) -> bool:
+    def passes(self, fail_on: CardVerdict) -> bool:
         """Whether no entry is as severe as this, or more."""
         return all(_SEVERITY[entry.verdict] < _SEVERITY[fail_on] for entry in self.entries)
 
@@ -97,10 +97,10 @@ class Card:
 
 
 _MARKS = {
-    Verdict.OK: ("✓", "green"),
-    Verdict.WARNING: ("!", "bold yellow"),
-    Verdict.FAILED: ("✗", "bold red"),
-    Verdict.SKIPPED: ("-", "dim"),
+    CardVerdict.OK: ("✓", "green"),
+    CardVerdict.WARNING: ("!", "bold yellow"),
+    CardVerdict.FAILED: ("✗", "bold red"),
+    CardVerdict.SKIPPED: ("-", "dim"),
 }
 
 _IN_A_ROW = frozenset({"determinism", "conformance", "rewards", "verifier"})
@@ -127,21 +127,23 @@ def print_card(card: Card, console: Console) -> None:
     console.print(_sum(card))
 
 
-def _rows(section: str, entries: Sequence[Entry]) -> Iterator[tuple[Text, str, Text]]:
+def _rows(section: str, entries: Sequence[CardEntry]) -> Iterator[tuple[Text, str, Text]]:
     """A row for each entry; if numbers are not informative, one row for all passed entries."""
-    well = [entry for entry in entries if entry.verdict is Verdict.OK]
+    well = [entry for entry in entries if entry.verdict is CardVerdict.OK]
     if section in _IN_A_ROW and len(well) > 1:
         names = ", ".join(entry.check for entry in well)
-        yield Text(*_MARKS[Verdict.OK]), f"{len(well)} checks", Text(names)
-        entries = [entry for entry in entries if entry.verdict is not Verdict.OK]
+        yield Text(*_MARKS[CardVerdict.OK]), f"{len(well)} checks", Text(names)
+        entries = [entry for entry in entries if entry.verdict is not CardVerdict.OK]
     for entry in entries:
         yield Text(*_MARKS[entry.verdict]), entry.check, _said(entry)
 
 
-def _said(entry: Entry) -> Text:
+def _said(entry: CardEntry) -> Text:
     """The finding and the remedy; neither is markup."""
-    needs = entry.verdict in (Verdict.WARNING, Verdict.FAILED)
-    said = Text(_printable(entry.detail), "" if needs else "dim" if entry.verdict is Verdict.SKIPPED else "")
+    needs = entry.verdict in (CardVerdict.WARNING, CardVerdict.FAILED)
+    said = Text(
+        _printable(entry.detail), "" if needs else "dim" if entry.verdict is CardVerdict.SKIPPED else ""
+    )
     if needs and entry.remedy:
         said.append(f"\n→ {entry.remedy}", "italic cyan")
     return said
@@ -156,11 +158,13 @@ def _sum(card: Card) -> Text:
     counts = card.counts()
     parts = [f"{counts['ok']} ok"]
     for verdict, name in (
-        (Verdict.WARNING, "warned"),
-        (Verdict.FAILED, "failed"),
-        (Verdict.SKIPPED, "not checked"),
+        (CardVerdict.WARNING, "warned"),
+        (CardVerdict.FAILED, "failed"),
+        (CardVerdict.SKIPPED, "not checked"),
     ):
         if counts[verdict.value]:
             parts.append(f"{counts[verdict.value]} {name}")
-    worst = next((each for each in (Verdict.FAILED, Verdict.WARNING) if counts[each.value]), Verdict.OK)
+    worst = next(
+        (each for each in (CardVerdict.FAILED, CardVerdict.WARNING) if counts[each.value]), CardVerdict.OK
+    )
     return Text(f"{', '.join(parts)}, in {card.seconds:.1f} s", _MARKS[worst][1])

@@ -9,7 +9,7 @@ from typing import Any
 
 from gymnasium import spaces
 
-from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.card import CardEntry, CardVerdict
 from rollgym.clients.audit.policies import GiveUp, constant_policy, listed_actions, random_policy, takes_text
 from rollgym.clients.audit.subject import Subject
 from rollgym.clients.checks.local import ODD_TEXTS
@@ -25,7 +25,7 @@ _FEW = 4
 _MOST_STEPS = 400
 
 
-async def audit_conformance(subject: Subject) -> list[Entry]:
+async def audit_conformance(subject: Subject) -> list[CardEntry]:
     """Check all answers, and play actions that no good policy plays."""
     odd = await _odd_actions(subject)
     limit = await _limit(subject)
@@ -33,52 +33,54 @@ async def audit_conformance(subject: Subject) -> list[Entry]:
     return [*_seen(subject), odd, *await _validity(subject), limit, after]
 
 
-def _seen(subject: Subject) -> list[Entry]:
+def _seen(subject: Subject) -> list[CardEntry]:
     watch, speaks = subject.watch, takes_text(subject.action_space)
     entries = []
     for check, kind, severe, remedy in (
         (
             "observations in the space",
             "observation out of the space",
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "return what `observation_space` promises: bounds, shape and dtype",
         ),
         (
             "instruction",
             "no instruction",
-            Verdict.FAILED if speaks else None,
+            CardVerdict.FAILED if speaks else None,
             "let reset's info['instruction'] tell what to do and how to answer",
         ),
         (
             "success",
             "no success",
-            Verdict.FAILED if speaks else Verdict.WARNING,
+            CardVerdict.FAILED if speaks else CardVerdict.WARNING,
             "say in info['success'] of the last step whether the task is solved: a bool, apart from `terminated`",
         ),
         (
             "nothing is solved at the reset",
             "success at the reset",
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "`success` is false until the task is solved",
         ),
-        ("no failures", "broke off", Verdict.FAILED, "an environment answers every action of its space"),
+        ("no failures", "broke off", CardVerdict.FAILED, "an environment answers every action of its space"),
     ):
         where = watch.first(kind)
         if not where and not watch.looks:
-            entries.append(Entry(_SECTION, check, Verdict.SKIPPED, "nothing came back without a failure"))
+            entries.append(
+                CardEntry(_SECTION, check, CardVerdict.SKIPPED, "nothing came back without a failure")
+            )
         elif not where:
             detail = f"{watch.looks:,} looked at" if kind == "observation out of the space" else ""
-            entries.append(Entry(_SECTION, check, Verdict.OK, detail))
+            entries.append(CardEntry(_SECTION, check, CardVerdict.OK, detail))
         elif severe is None:
             entries.append(
-                Entry(_SECTION, check, Verdict.SKIPPED, "actions are no texts, so nobody reads one")
+                CardEntry(_SECTION, check, CardVerdict.SKIPPED, "actions are no texts, so nobody reads one")
             )
         else:
-            entries.append(Entry(_SECTION, check, severe, where, remedy, {"count": watch.count(kind)}))
+            entries.append(CardEntry(_SECTION, check, severe, where, remedy, {"count": watch.count(kind)}))
     return entries
 
 
-async def _odd_actions(subject: Subject) -> Entry:
+async def _odd_actions(subject: Subject) -> CardEntry:
     """Play typical texts of models, or actions outside the space."""
     space = subject.action_space
     async with subject.arena().sessions(1) as (session,):
@@ -86,31 +88,33 @@ async def _odd_actions(subject: Subject) -> Entry:
             texts = [text for text in (*ODD_TEXTS, _NONSENSE) if text in space]
             seed = await _sound_seed(subject, session)
             if seed is None:
-                return Entry(_SECTION, "odd replies", Verdict.SKIPPED, "plain replies fail as well")
+                return CardEntry(_SECTION, "odd replies", CardVerdict.SKIPPED, "plain replies fail as well")
             for text in texts:
                 try:
                     await session.reset(seed)
                     await session.step(text)
                 except ProblemError as problem:
-                    return Entry(
+                    return CardEntry(
                         _SECTION,
                         "odd replies",
-                        Verdict.FAILED,
+                        CardVerdict.FAILED,
                         f"{text[:40]!r}: {problem}",
                         "a reply that cannot be read is an observation to learn from, never an exception",
                     )
-            return Entry(_SECTION, "odd replies", Verdict.OK, f"{len(texts)} of them are answered")
+            return CardEntry(_SECTION, "odd replies", CardVerdict.OK, f"{len(texts)} of them are answered")
         check = "actions outside the space"
         outside = _outside(space)
         if outside is None:
-            return Entry(_SECTION, check, Verdict.SKIPPED, f"every value fits {space}")
+            return CardEntry(_SECTION, check, CardVerdict.SKIPPED, f"every value fits {space}")
         await session.reset(0)
         operation = session.plan_step(space.sample())
         operation.fields["action"] = outside
         (result,) = await subject.client.run_many([operation])
         if isinstance(result, ProblemError):
-            return Entry(_SECTION, check, Verdict.OK, f"refused as {result.code}")
-        return Entry(_SECTION, check, Verdict.FAILED, f"{outside} is taken", "refuse it as `invalid_action`")
+            return CardEntry(_SECTION, check, CardVerdict.OK, f"refused as {result.code}")
+        return CardEntry(
+            _SECTION, check, CardVerdict.FAILED, f"{outside} is taken", "refuse it as `invalid_action`"
+        )
 
 
 async def _sound_seed(subject: Subject, session: EnvSession) -> int | None:
@@ -136,7 +140,7 @@ def _outside(space: Any) -> Any:
     return None
 
 
-async def _validity(subject: Subject) -> list[Entry]:
+async def _validity(subject: Subject) -> list[CardEntry]:
     """Check whether `action_is_valid` distinguishes readable from unreadable actions."""
     check = "action_is_valid"
     if not takes_text(subject.action_space):
@@ -151,33 +155,41 @@ async def _validity(subject: Subject) -> list[Entry]:
                 await session.reset(0)
                 real.append((await session.step(subject.wording.write(action))).info.get("action_is_valid"))
         except ProblemError as problem:
-            return [Entry(_SECTION, check, Verdict.SKIPPED, str(problem))]
+            return [CardEntry(_SECTION, check, CardVerdict.SKIPPED, str(problem))]
     remedy = "say in info['action_is_valid'] whether the reply could be read"
     if type(nonsense) is not bool:
-        return [Entry(_SECTION, check, Verdict.WARNING, f"a step's info says {nonsense!r}", remedy)]
+        return [CardEntry(_SECTION, check, CardVerdict.WARNING, f"a step's info says {nonsense!r}", remedy)]
     if listed and nonsense:
         return [
-            Entry(
-                _SECTION, check, Verdict.FAILED, f"{_NONSENSE!r} is called valid, and is not listed", remedy
+            CardEntry(
+                _SECTION,
+                check,
+                CardVerdict.FAILED,
+                f"{_NONSENSE!r} is called valid, and is not listed",
+                remedy,
             )
         ]
     if any(each is not True for each in real):
-        return [Entry(_SECTION, check, Verdict.FAILED, f"listed actions {listed[:_FEW]} give {real}", remedy)]
+        return [
+            CardEntry(
+                _SECTION, check, CardVerdict.FAILED, f"listed actions {listed[:_FEW]} give {real}", remedy
+            )
+        ]
     detail = "listed actions are, nonsense is not" if listed else f"{nonsense} for nonsense"
-    return [Entry(_SECTION, check, Verdict.OK, detail)]
+    return [CardEntry(_SECTION, check, CardVerdict.OK, detail)]
 
 
-async def _limit(subject: Subject) -> Entry:
+async def _limit(subject: Subject) -> CardEntry:
     """Check that episodes end, at the latest at the declared limit."""
     check = "ends at its limit"
     declared = subject.declared_steps
     played = subject.all_played()
     beyond = [each for each in played if declared is not None and each.steps > declared]
     if beyond:
-        return Entry(
+        return CardEntry(
             _SECTION,
             check,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             f"with seed {beyond[0].seed} an episode goes on after {declared} steps",
             "set `truncated` at max_episode_steps, unreadable replies counted",
             {"declared": declared},
@@ -189,18 +201,18 @@ async def _limit(subject: Subject) -> Entry:
         # If solved episodes end earlier, the limit ends the others.
         sooner = any(each.solved and each.steps < declared for each in played if declared is not None)
         if cut == 0 and len(unsolved) > 1 and sooner:
-            return Entry(
+            return CardEntry(
                 _SECTION,
                 check,
-                Verdict.WARNING,
+                CardVerdict.WARNING,
                 f"{len(unsolved)} unsolved episodes end at step {declared} as terminated, none as truncated",
                 "a limit truncates; terminated means that the task itself ended",
                 {"declared": declared},
             )
-        return Entry(
+        return CardEntry(
             _SECTION,
             check,
-            Verdict.OK,
+            CardVerdict.OK,
             f"{cut} of {len(at_limit)} episodes of {declared} steps were truncated",
         )
     if declared is None:
@@ -209,21 +221,25 @@ async def _limit(subject: Subject) -> Entry:
         )
         together = [*played, *(each for each in idle if each.problem is None)]
         if not together:
-            return Entry(_SECTION, check, Verdict.SKIPPED, "no episode could be played without a failure")
+            return CardEntry(
+                _SECTION, check, CardVerdict.SKIPPED, "no episode could be played without a failure"
+            )
         if any(each.ended for each in together):
-            return Entry(_SECTION, check, Verdict.OK, "no limit is declared; episodes end")
-        return Entry(
+            return CardEntry(_SECTION, check, CardVerdict.OK, "no limit is declared; episodes end")
+        return CardEntry(
             _SECTION,
             check,
-            Verdict.WARNING,
+            CardVerdict.WARNING,
             f"no limit is declared, and no episode ended in {subject.arena().max_steps} steps",
             "truncate after a number of steps, and declare metadata['max_episode_steps']",
         )
     if any(each.ended for each in played):
         longest = max(each.steps for each in played)
-        return Entry(_SECTION, check, Verdict.OK, f"declared {declared}; the longest episode had {longest}")
-    return Entry(
-        _SECTION, check, Verdict.SKIPPED, f"no episode came to its end; {declared} steps are declared"
+        return CardEntry(
+            _SECTION, check, CardVerdict.OK, f"declared {declared}; the longest episode had {longest}"
+        )
+    return CardEntry(
+        _SECTION, check, CardVerdict.SKIPPED, f"no episode came to its end; {declared} steps are declared"
     )
 
 
@@ -233,7 +249,7 @@ def _idle(subject: Subject) -> Any:
     return random_policy(subject.action_space, subject.wording)
 
 
-async def _after_the_end(subject: Subject) -> Entry:
+async def _after_the_end(subject: Subject) -> CardEntry:
     """Step once more when the episode is over."""
     check = "no step after the end"
     async with subject.arena().sessions(1) as (session,):
@@ -249,20 +265,20 @@ async def _after_the_end(subject: Subject) -> Entry:
                         return await _one_more(session, action)
             except (ProblemError, GiveUp):
                 continue
-    return Entry(_SECTION, check, Verdict.SKIPPED, "no episode came to its end")
+    return CardEntry(_SECTION, check, CardVerdict.SKIPPED, "no episode came to its end")
 
 
-async def _one_more(session: EnvSession, action: Any) -> Entry:
+async def _one_more(session: EnvSession, action: Any) -> CardEntry:
     check = "no step after the end"
     try:
         result = await session.step(action)
     except ProblemError as problem:
-        return Entry(_SECTION, check, Verdict.OK, f"refused as {problem.code}")
+        return CardEntry(_SECTION, check, CardVerdict.OK, f"refused as {problem.code}")
     paid = f"and pays {result.reward:g}" if math.isfinite(result.reward) else "and pays no number"
-    return Entry(
+    return CardEntry(
         _SECTION,
         check,
-        Verdict.FAILED,
+        CardVerdict.FAILED,
         f"a step after the end is taken, {paid}",
         "answer it with `episode_over` until the next reset",
         {"reward": result.reward},
@@ -274,7 +290,7 @@ _REACHED = "replies reach the tools"
 _SHARE = 0.1
 
 
-async def audit_tools(subject: Subject) -> list[Entry]:
+async def audit_tools(subject: Subject) -> list[CardEntry]:
     """Call every tool in turn, as policies do at best and at worst."""
     replies = ToolReplies(subject.first_info, subject.settings.seed)
     if not replies.tools:
@@ -284,12 +300,12 @@ async def audit_tools(subject: Subject) -> list[Entry]:
         calls = _Calls(session)
         failed = await calls.make_all(replies, deadline)
     counted = f"{len(replies.tools)} tools, {calls.made} calls"
-    entries = failed or [Entry(_SECTION, _CHECK, Verdict.OK, counted, "", {"calls": calls.made})]
+    entries = failed or [CardEntry(_SECTION, _CHECK, CardVerdict.OK, counted, "", {"calls": calls.made})]
     entries += [
-        Entry(
+        CardEntry(
             _SECTION,
             _CHECK,
-            Verdict.WARNING,
+            CardVerdict.WARNING,
             note,
             "give the tool a schema from which arguments can be drawn",
         )
@@ -308,9 +324,9 @@ class _Calls:
         self._reached: set[str] = set()
         self.made = 0
 
-    async def make_all(self, replies: ToolReplies, deadline: float) -> list[Entry]:
+    async def make_all(self, replies: ToolReplies, deadline: float) -> list[CardEntry]:
         """Call all tools in turns until the deadline; a tool that fails is not called again."""
-        failed: dict[str, Entry] = {}
+        failed: dict[str, CardEntry] = {}
         for call in replies.rounds():
             # Each tool is called once, however long that takes.
             if self.made >= len(replies.tools) and time.monotonic() > deadline:
@@ -318,7 +334,7 @@ class _Calls:
             if call.name not in failed and (problem := await self.make(replies, call)):
                 detail = f"{described_call(call)}: {problem}"
                 remedy = "raise `rollgym.ToolError` for what a tool cannot do; `roll-env check` names file and line"
-                failed[call.name] = Entry(_SECTION, _CHECK, Verdict.FAILED, detail, remedy)
+                failed[call.name] = CardEntry(_SECTION, _CHECK, CardVerdict.FAILED, detail, remedy)
         return list(failed.values())
 
     async def make(self, replies: ToolReplies, call: ToolCall) -> ProblemError | None:
@@ -340,15 +356,15 @@ class _Calls:
         self._begun = not (result.terminated or result.truncated)
         return None
 
-    def reached_entry(self, names: Sequence[str]) -> Entry:
+    def reached_entry(self, names: Sequence[str]) -> CardEntry:
         """Say which tools no reply has reached."""
         missed = [name for name in names if name not in self._reached]
         if not missed:
-            return Entry(_SECTION, _REACHED, Verdict.OK)
-        return Entry(
+            return CardEntry(_SECTION, _REACHED, CardVerdict.OK)
+        return CardEntry(
             _SECTION,
             _REACHED,
-            Verdict.WARNING,
+            CardVerdict.WARNING,
             f"no call of {', '.join(missed)} was taken",
             "see that calls are read as the instruction asks for them, and that the schemas allow what tools take",
         )
@@ -359,7 +375,7 @@ class _Calls:
         return bool(self._reached)
 
 
-async def _formats(subject: Subject, deadline: float) -> list[Entry]:
+async def _formats(subject: Subject, deadline: float) -> list[CardEntry]:
     """Make an ordinary call in each format that the kwarg `call_format` can be."""
     deaf: list[str] = []
     tried: list[str] = []
@@ -385,5 +401,5 @@ async def _formats(subject: Subject, deadline: float) -> list[Entry]:
     if deaf:
         detail = f"no call written in {', '.join(deaf)} reaches a tool"
         remedy = "offer only formats that the environment reads"
-        return [Entry(_SECTION, "every call format works", Verdict.WARNING, detail, remedy)]
-    return [Entry(_SECTION, "every call format works", Verdict.OK, ", ".join(tried))]
+        return [CardEntry(_SECTION, "every call format works", CardVerdict.WARNING, detail, remedy)]
+    return [CardEntry(_SECTION, "every call format works", CardVerdict.OK, ", ".join(tried))]

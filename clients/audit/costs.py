@@ -9,7 +9,7 @@ from functools import partial
 from itertools import pairwise
 from statistics import median
 
-from rollgym.clients.audit.card import Entry, Verdict
+from rollgym.clients.audit.card import CardEntry, CardVerdict
 from rollgym.clients.audit.policies import GiveUp, random_policy, takes_text
 from rollgym.clients.audit.subject import Subject
 from rollgym.clients.client.session import EnvSession
@@ -36,12 +36,12 @@ _GROWS = 8 * 1024
 _GROWS_FAST = 64 * 1024
 
 
-async def audit_costs(subject: Subject) -> list[Entry]:
+async def audit_costs(subject: Subject) -> list[CardEntry]:
     """Measure latency one call at a time, calls that block the server, and memory over many episodes."""
     return [*await _latency(subject), *await _held_up(subject), await _memory(subject)]
 
 
-async def _latency(subject: Subject) -> list[Entry]:
+async def _latency(subject: Subject) -> list[CardEntry]:
     resets: list[float] = []
     steps: list[float] = []
     policy = random_policy(subject.action_space, subject.wording)
@@ -67,29 +67,29 @@ async def _latency(subject: Subject) -> list[Entry]:
     return [_timed("reset", resets), _timed("step", steps)]
 
 
-def _timed(check: str, seconds: Sequence[float]) -> Entry:
+def _timed(check: str, seconds: Sequence[float]) -> CardEntry:
     if not seconds:
-        return Entry(_SECTION, check, Verdict.SKIPPED, "none could be timed")
+        return CardEntry(_SECTION, check, CardVerdict.SKIPPED, "none could be timed")
     ordered = sorted(seconds)
     middle, slowest = median(ordered), ordered[int(0.99 * (len(ordered) - 1))]
     slow = middle > _SLOW_S
-    return Entry(
+    return CardEntry(
         _SECTION,
         check,
-        Verdict.WARNING if slow else Verdict.OK,
+        CardVerdict.WARNING if slow else CardVerdict.OK,
         f"median {middle * 1e3:.2f} ms, 99 % within {slowest * 1e3:.2f} ms, round trip, of {len(ordered)}",
         "rollouts wait for it: make it faster, or give the server more workers" if slow else "",
         {"count": len(ordered), "median_ms": middle * 1e3, "p99_ms": slowest * 1e3},
     )
 
 
-async def _held_up(subject: Subject) -> list[Entry]:
+async def _held_up(subject: Subject) -> list[CardEntry]:
     """Measure how long resets, and steps on repetitive replies, block the process that all sessions share."""
     checks = ("reset holds nobody up", "a megabyte holds nobody up")
     speaks = takes_text(subject.action_space)
     if subject.env.isolation != "inline":
         detail = f"it runs in a {subject.env.isolation}, and not in the loop that serves everybody"
-        return [Entry(_SECTION, check, Verdict.OK, detail) for check in checks[: 1 + speaks]]
+        return [CardEntry(_SECTION, check, CardVerdict.OK, detail) for check in checks[: 1 + speaks]]
     deadline = subject.budget.share(0.3)
     measures = [_held_up_by_resets, *([_held_up_by_texts] if speaks else [])]
     entries = []
@@ -98,11 +98,11 @@ async def _held_up(subject: Subject) -> list[Entry]:
             try:
                 entries.append(await measure(subject, session, check, deadline))
             except ProblemError as problem:
-                entries.append(Entry(_SECTION, check, Verdict.SKIPPED, f"it failed: {problem}"))
+                entries.append(CardEntry(_SECTION, check, CardVerdict.SKIPPED, f"it failed: {problem}"))
     return entries
 
 
-async def _held_up_by_resets(subject: Subject, session: EnvSession, check: str, deadline: float) -> Entry:
+async def _held_up_by_resets(subject: Subject, session: EnvSession, check: str, deadline: float) -> CardEntry:
     machine_speed, costs = MachineSpeed(), []
     for seed in subject.seeds("holding up", _HELD_RESETS):
         costs.append(await _cost(subject, partial(session.reset, seed), machine_speed))
@@ -116,7 +116,7 @@ async def _held_up_by_resets(subject: Subject, session: EnvSession, check: str, 
     return _held(check, worst, detail, remedy)
 
 
-async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, deadline: float) -> Entry:
+async def _held_up_by_texts(subject: Subject, session: EnvSession, check: str, deadline: float) -> CardEntry:
     machine_speed, worst, detail, tried = MachineSpeed(), Cost(0.0), "", 0
     for name, text in _some(list(long_texts()), subject.settings.episodes):
         if time.monotonic() > deadline or worst.undisturbed >= LIMIT_S:
@@ -149,7 +149,7 @@ def _some(texts: Sequence[tuple[str, str]], episodes: int) -> Sequence[tuple[str
     return [texts[index * len(texts) // share] for index in range(share)]
 
 
-def _held(check: str, worst: Cost, detail: str, remedy: str) -> Entry:
+def _held(check: str, worst: Cost, detail: str, remedy: str) -> CardEntry:
     numbers = {
         "slowest_ms": worst.seconds * 1e3,
         "limit_ms": LIMIT_S * 1e3,
@@ -157,10 +157,10 @@ def _held(check: str, worst: Cost, detail: str, remedy: str) -> Entry:
     }
     if worst.undisturbed >= LIMIT_S:
         remedy = f"everybody on the server waits meanwhile: {remedy}"
-        return Entry(_SECTION, check, Verdict.FAILED, detail, remedy, numbers)
+        return CardEntry(_SECTION, check, CardVerdict.FAILED, detail, remedy, numbers)
     if worst.seconds >= LIMIT_S:
-        return Entry(_SECTION, check, Verdict.SKIPPED, unmeasured(detail, worst), "", numbers)
-    return Entry(_SECTION, check, Verdict.OK, detail, "", numbers)
+        return CardEntry(_SECTION, check, CardVerdict.SKIPPED, unmeasured(detail, worst), "", numbers)
+    return CardEntry(_SECTION, check, CardVerdict.OK, detail, "", numbers)
 
 
 async def _answered(session: EnvSession, text: str) -> None:
@@ -221,15 +221,18 @@ async def _round_trip(act: Callable[[], Awaitable[object]]) -> float:
     return seconds_out_of_line() - begun
 
 
-async def _memory(subject: Subject) -> Entry:
+async def _memory(subject: Subject) -> CardEntry:
     """Play in windows of equal size, and take the median growth of a window, since allocators grow in steps.
 
     The first windows fill bounded storage, such as caches, and are left out if enough others remain.
     """
     check = "memory"
     if await asyncio.to_thread(subject.resident_bytes) is None:
-        return Entry(
-            _SECTION, check, Verdict.SKIPPED, "this system, or this server, does not tell how much it holds"
+        return CardEntry(
+            _SECTION,
+            check,
+            CardVerdict.SKIPPED,
+            "this system, or this server, does not tell how much it holds",
         )
     policy = random_policy(subject.action_space, subject.wording)
     deadline = subject.budget.share(0.2)
@@ -241,14 +244,14 @@ async def _memory(subject: Subject) -> Entry:
         played = await subject.arena().play(games, max_steps=_STEPS_PER_EPISODE, deadline=deadline)
         if any(each.problem is not None for each in played):
             detail = "episodes break off, and what the server keeps of failures is not the environment's"
-            return Entry(_SECTION, check, Verdict.SKIPPED, detail)
+            return CardEntry(_SECTION, check, CardVerdict.SKIPPED, detail)
         held = await asyncio.to_thread(subject.resident_bytes)
         if held is None or len(played) < len(games):
             break
         resident.append(held)
         episodes += len(played)
     if len(resident) < _LEAST_WINDOWS:
-        return Entry(_SECTION, check, Verdict.SKIPPED, "too few episodes were played in time")
+        return CardEntry(_SECTION, check, CardVerdict.SKIPPED, "too few episodes were played in time")
     counted = resident[min(_WARM_UP_WINDOWS, len(resident) - _LEAST_WINDOWS) :]
     growth = median(after - before for before, after in pairwise(counted)) / size
     numbers = {
@@ -261,11 +264,11 @@ async def _memory(subject: Subject) -> Entry:
         f"{resident[-1] / 2**20:.0f} MiB; grows {max(0.0, growth) / 1024:.2g} KiB an episode over {episodes}"
     )
     if growth < _GROWS:
-        return Entry(_SECTION, check, Verdict.OK, detail, "", numbers)
-    return Entry(
+        return CardEntry(_SECTION, check, CardVerdict.OK, detail, "", numbers)
+    return CardEntry(
         _SECTION,
         check,
-        Verdict.FAILED if growth >= _GROWS_FAST else Verdict.WARNING,
+        CardVerdict.FAILED if growth >= _GROWS_FAST else CardVerdict.WARNING,
         f"{detail}: {growth * 1e6 / 2**30:.0f} GiB in a million",
         "look for lists and caches that every episode adds to; `reset` and `close` must let go",
         numbers,

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from rollgym.clients.audit.arena import Episode, Game
-from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.policies import GiveUp, Player, Policy, random_policy, script_policy
+from rollgym.clients.audit.arena import Episode, PlannedEpisode
+from rollgym.clients.audit.card import CardEntry, CardVerdict
+from rollgym.clients.audit.policies import AuditPolicy, GiveUp, Player, random_policy, script_policy
 from rollgym.clients.audit.subject import Subject, discover
 
 _SECTION = "determinism"
@@ -64,19 +64,19 @@ def _difference(one: Episode, other: Episode) -> tuple[str, set[str]] | None:
     return None
 
 
-async def audit_determinism(subject: Subject) -> list[Entry]:
+async def audit_determinism(subject: Subject) -> list[CardEntry]:
     """Play equal seeds and actions again: later, elsewhere, after others, beside others, slowly."""
     arena, budget = subject.arena(), subject.budget
     player = random_policy(subject.action_space, subject.wording)
-    games = [Game(player, seed) for seed in subject.seeds("determinism", _EPISODES)]
+    games = [PlannedEpisode(player, seed) for seed in subject.seeds("determinism", _EPISODES)]
     alone_in_turn = partial(arena.play, width=1, fresh=True, max_steps=_STEPS)
     # Alone and one after the other, before anything else has been played: the results of a fresh process.
     reference = await alone_in_turn(games, deadline=budget.share(0.1))
     reference = [each for each in reference if each.problem is None]
     if not reference:
         detail = "no episode could be played without a failure, in time"
-        return [Entry(_SECTION, "same again", Verdict.SKIPPED, detail)]
-    again = [Game(script_policy(each.actions, _REPLAY), each.seed) for each in reference]
+        return [CardEntry(_SECTION, "same again", CardVerdict.SKIPPED, detail)]
+    again = [PlannedEpisode(script_policy(each.actions, _REPLAY), each.seed) for each in reference]
     alone = _Comparison(reference, await alone_in_turn(again, deadline=budget.share(0.1)))
     elsewhere = None
     if subject.elsewhere is not None:
@@ -87,7 +87,7 @@ async def audit_determinism(subject: Subject) -> list[Entry]:
                 again, width=1, fresh=True, max_steps=_STEPS, deadline=budget.share(0.1)
             )
             elsewhere = _Comparison(reference, fresh)
-    noise = [Game(_restless(player), seed) for seed in subject.seeds("noise", _NOISE)]
+    noise = [PlannedEpisode(_restless(player), seed) for seed in subject.seeds("noise", _NOISE)]
     later = await arena.play([*noise, *again], width=1, max_steps=_STEPS, deadline=budget.share(0.1))
     crowd = await arena.play(
         _mixed(again, noise),
@@ -111,7 +111,7 @@ async def audit_determinism(subject: Subject) -> list[Entry]:
     return _entries(subject.env.deterministic, alone, elsewhere, after, beside, slowly)
 
 
-def _restless(policy: Policy) -> Policy:
+def _restless(policy: AuditPolicy) -> AuditPolicy:
     """Play as another, and leave in the middle of every second episode."""
 
     def begin(seed: int) -> Player:
@@ -127,10 +127,10 @@ def _restless(policy: Policy) -> Policy:
 
         return restless
 
-    return Policy("noise", begin, policy.options)
+    return AuditPolicy("noise", begin, policy.options)
 
 
-def _mixed(games: Sequence[Game], noise: Sequence[Game]) -> list[Game]:
+def _mixed(games: Sequence[PlannedEpisode], noise: Sequence[PlannedEpisode]) -> list[PlannedEpisode]:
     longest = max(len(games), len(noise))
     pairs = [(noise[at : at + 1], games[at : at + 1]) for at in range(longest)]
     return [game for first, second in pairs for game in (*first, *second)]
@@ -143,22 +143,24 @@ def _entries(
     after: _Comparison,
     beside: _Comparison,
     slow: _Comparison,
-) -> list[Entry]:
+) -> list[CardEntry]:
     """Report which way of replaying changes the episodes, and the cause that it indicates."""
     entries = []
 
     def add(check: str, comparison: _Comparison, meaning: str, remedy: str) -> None:
         if not comparison.compared:
-            entries.append(Entry(_SECTION, check, Verdict.SKIPPED, "no episode was played again in time"))
+            entries.append(
+                CardEntry(_SECTION, check, CardVerdict.SKIPPED, "no episode was played again in time")
+            )
             return
         if comparison.equal:
             detail = f"{comparison.compared} episodes are equal, step by step"
-            entries.append(Entry(_SECTION, check, Verdict.OK, detail, numbers=comparison.numbers()))
+            entries.append(CardEntry(_SECTION, check, CardVerdict.OK, detail, numbers=comparison.numbers()))
             return
-        verdict = Verdict.FAILED if declared else Verdict.OK
+        verdict = CardVerdict.FAILED if declared else CardVerdict.OK
         detail = f"{meaning}: {comparison}" if declared else f"{comparison}, as it declares"
         entries.append(
-            Entry(_SECTION, check, verdict, detail, remedy if declared else "", comparison.numbers())
+            CardEntry(_SECTION, check, verdict, detail, remedy if declared else "", comparison.numbers())
         )
 
     if not alone.equal and elsewhere is not None and elsewhere.equal:
@@ -180,10 +182,10 @@ def _entries(
         add("same again", alone, "", "")
     if elsewhere is None:
         entries.append(
-            Entry(
+            CardEntry(
                 _SECTION,
                 "in another process",
-                Verdict.SKIPPED,
+                CardVerdict.SKIPPED,
                 "a running server cannot be started again; audit without --url, where it can",
             )
         )
@@ -221,24 +223,24 @@ def _entries(
     return entries
 
 
-def _declaration(declared: bool, same: bool) -> Entry:
+def _declaration(declared: bool, same: bool) -> CardEntry:
     check = "declares it"
     if declared:
         if same:
-            return Entry(_SECTION, check, Verdict.OK, "declared deterministic, and is")
-        return Entry(
+            return CardEntry(_SECTION, check, CardVerdict.OK, "declared deterministic, and is")
+        return CardEntry(
             _SECTION,
             check,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "declared deterministic, and is not",
             "mend it, or set metadata['deterministic'] = False: lost sessions then end, and are not rebuilt",
         )
     if same:
-        return Entry(
+        return CardEntry(
             _SECTION,
             check,
-            Verdict.WARNING,
+            CardVerdict.WARNING,
             "not declared deterministic, and looks as if it were",
             "set metadata['deterministic'] = True if seed and actions fix everything: lost sessions are rebuilt then",
         )
-    return Entry(_SECTION, check, Verdict.OK, "declared not deterministic, and is not")
+    return CardEntry(_SECTION, check, CardVerdict.OK, "declared not deterministic, and is not")

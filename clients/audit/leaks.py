@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 from gymnasium import Space, spaces
 
-from rollgym.clients.audit.arena import Game, Tally, tally
-from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.policies import GiveUp, Player, Policy, Wording, random_policy, takes_text
+from rollgym.clients.audit.arena import PlannedEpisode, Tally, tally
+from rollgym.clients.audit.card import CardEntry, CardVerdict
+from rollgym.clients.audit.policies import (
+    ActionWording,
+    AuditPolicy,
+    GiveUp,
+    Player,
+    random_policy,
+    takes_text,
+)
 from rollgym.clients.audit.subject import Subject
 
 _MAX_TEXT = 500
@@ -48,7 +55,12 @@ class Extract:
 
 
 def extracts(
-    space: Space[Any], observation: Any, info: Mapping[str, Any], wording: Wording, *, reads_instruction: bool
+    space: Space[Any],
+    observation: Any,
+    info: Mapping[str, Any],
+    wording: ActionWording,
+    *,
+    reads_instruction: bool,
 ) -> list[Extract]:
     """Return all places of this observation and info that may hold an action.
 
@@ -82,7 +94,7 @@ def extracts(
     return found
 
 
-def _text_extracts(where: str, space: Space[Any], wording: Wording, text: Read) -> Iterator[Extract]:
+def _text_extracts(where: str, space: Space[Any], wording: ActionWording, text: Read) -> Iterator[Extract]:
     def words(pattern: str, index: int) -> Read:
         compiled = re.compile(pattern)
 
@@ -163,7 +175,7 @@ def _by_step(read: Read) -> Read:
     return one
 
 
-def _acting(space: Space[Any], wording: Wording, read: Read) -> Read:
+def _acting(space: Space[Any], wording: ActionWording, read: Read) -> Read:
     """Turn the text found into an action of the space; None if it is not one."""
 
     def act(observation: Any, info: Mapping[str, Any], step: int) -> Any:
@@ -210,16 +222,20 @@ _MISSES = 3
 Look = tuple[Any, Mapping[str, Any], int]
 
 
-async def audit_leaks(subject: Subject) -> list[Entry]:
+async def audit_leaks(subject: Subject) -> list[CardEntry]:
     """Repeat the contents of observations and infos as actions, place by place."""
     looks = await _sample(subject)
     if not looks:
-        return [Entry(_SECTION, "answers", Verdict.SKIPPED, "no episode could be played without a failure")]
+        return [
+            CardEntry(
+                _SECTION, "answers", CardVerdict.SKIPPED, "no episode could be played without a failure"
+            )
+        ]
     told = _tasks_told(subject, looks)
     candidates = _candidates(subject, looks)
     if not any(mark.success is not None for each in subject.all_played() for mark in each.marks):
         detail = 'info["success"] never says what is solved, so what is said back cannot be judged'
-        return [*told, Entry(_SECTION, "answers", Verdict.SKIPPED, detail)]
+        return [*told, CardEntry(_SECTION, "answers", CardVerdict.SKIPPED, detail)]
     bar = _bar(subject)
     tried, promising = await _screen(subject, candidates)
     found = []
@@ -230,18 +246,24 @@ async def audit_leaks(subject: Subject) -> list[Entry]:
     return [*told, *_entries(tried, len(candidates), found)]
 
 
-def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[Entry]:
+def _tasks_told(subject: Subject, looks: Sequence[Look]) -> list[CardEntry]:
     """Check that a reset of a verifier does not reveal the task's fields, one of which is the answer."""
-    if subject.env.kind != "stateless":
+    if not subject.env.stateless:
         return []
     resets = [look[1] for look in looks if look[2] == 0]
     places = sorted({place for info in resets for place in _tasks_in(info, "info")})
     check = "task at the reset"
     if not places:
-        return [Entry(_SECTION, check, Verdict.OK, f"{len(resets)} resets tell nothing of it but the prompt")]
+        return [
+            CardEntry(
+                _SECTION, check, CardVerdict.OK, f"{len(resets)} resets tell nothing of it but the prompt"
+            )
+        ]
     remedy = "a task holds its answer: tell it only where the reset's option `expert` asks for it"
     return [
-        Entry(_SECTION, check, Verdict.FAILED, f"{places[0]} holds its fields", remedy, {"places": places})
+        CardEntry(
+            _SECTION, check, CardVerdict.FAILED, f"{places[0]} holds its fields", remedy, {"places": places}
+        )
     ]
 
 
@@ -273,7 +295,7 @@ async def _sample(subject: Subject) -> list[Look]:
 
         return see
 
-    games = subject.games(Policy("random", begin), "leak sample", _SAMPLE)
+    games = subject.games(AuditPolicy("random", begin), "leak sample", _SAMPLE)
     await subject.arena().play(games, max_steps=_SAMPLE_STEPS)
     return looks
 
@@ -299,7 +321,7 @@ def _candidates(subject: Subject, looks: Sequence[Look]) -> list[Extract]:
     return list(chosen.values())[:_MOST]
 
 
-def _policy(subject: Subject, extract: Extract) -> Policy:
+def _policy(subject: Subject, extract: Extract) -> AuditPolicy:
     otherwise = random_policy(subject.action_space, subject.wording)
 
     def begin(seed: int) -> Player:
@@ -320,13 +342,13 @@ def _policy(subject: Subject, extract: Extract) -> Policy:
 
         return play
 
-    return Policy(f"said back: {extract.name}", begin)
+    return AuditPolicy(f"said back: {extract.name}", begin)
 
 
 async def _screen(subject: Subject, candidates: Sequence[Extract]) -> tuple[int, list[Extract]]:
     """Return how many were tried in time, and those of them that are worth a closer look."""
     seeds = subject.seeds("leak screen", _SCREEN)
-    games = [Game(_policy(subject, extract), seed) for extract in candidates for seed in seeds]
+    games = [PlannedEpisode(_policy(subject, extract), seed) for extract in candidates for seed in seeds]
     episodes = await subject.arena().play(
         games, width=128, deadline=subject.budget.share(0.2), leave_invalid=4
     )
@@ -356,7 +378,7 @@ def _bar(subject: Subject) -> float:
     return max(rates)
 
 
-def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> list[Entry]:
+def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> list[CardEntry]:
     seen = [each for each in found if not each[0].apart]
     apart = [each for each in found if each[0].apart]
     in_observation = [each for each in seen if not each[0].name.startswith("info")]
@@ -366,19 +388,19 @@ def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> 
         (
             "answer in the observation",
             in_observation,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "a policy that copies from there solves the task: take it out of what the policy sees",
         ),
         (
             "answer in info",
             in_info,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "whoever shows infos to a policy gives the answer away: take it out",
         ),
         (
             'answer in info["state"]',
             apart,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             "whoever plays gets it with each answer of the server: tell it only where the option `expert` asks for it",
         ),
     ):
@@ -387,7 +409,7 @@ def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> 
         extract, counted = group[0]
         more = f", and {len(group) - 1} other places" if len(group) > 1 else ""
         entries.append(
-            Entry(
+            CardEntry(
                 _SECTION,
                 check,
                 verdict,
@@ -400,6 +422,6 @@ def _entries(tried: int, known: int, found: Sequence[tuple[Extract, Tally]]) -> 
         numbers = {"places_tried": tried, "places": known}
         of_all = str(tried) if tried == known else f"{tried} of {known}, in time"
         detail = f"none of the places ({of_all}) in observation and info is paid when said back"
-        verdict = Verdict.OK if tried or not known else Verdict.SKIPPED
-        entries.append(Entry(_SECTION, "answers", verdict, detail, numbers=numbers))
+        verdict = CardVerdict.OK if tried or not known else CardVerdict.SKIPPED
+        entries.append(CardEntry(_SECTION, "answers", verdict, detail, numbers=numbers))
     return entries

@@ -28,7 +28,7 @@ Player = Callable[[Any, Mapping[str, Any]], Any]
 
 
 @dataclass(frozen=True)
-class Policy:
+class AuditPolicy:
     """How episodes are played.
 
     Attributes:
@@ -43,7 +43,7 @@ class Policy:
 
 
 @dataclass(frozen=True)
-class Wording:
+class ActionWording:
     """The form in which an environment reads actions from texts.
 
     Attributes:
@@ -60,11 +60,11 @@ class Wording:
 
 
 WORDINGS = (
-    Wording(),
-    Wording("<answer>", "</answer>"),
-    Wording("\\boxed{", "}"),
-    Wording("<think></think><action>", "</action>"),
-    Wording("<action>", "</action>"),
+    ActionWording(),
+    ActionWording("<answer>", "</answer>"),
+    ActionWording("\\boxed{", "}"),
+    ActionWording("<think></think><action>", "</action>"),
+    ActionWording("<action>", "</action>"),
 )
 """Forms that frameworks use; which one an environment reads is tried."""
 
@@ -80,7 +80,7 @@ def listed_actions(info: Mapping[str, Any]) -> Sequence[Any]:
     return listed if isinstance(listed, (list, tuple)) else ()
 
 
-def random_policy(space: Space[Any], wording: Wording) -> Policy:
+def random_policy(space: Space[Any], wording: ActionWording) -> AuditPolicy:
     """Return a random policy: over the listed actions, over calls of the tools, or else over the space.
 
     If any text is an action, it plays plausible texts.
@@ -107,7 +107,7 @@ def random_policy(space: Space[Any], wording: Wording) -> Policy:
 
         return play
 
-    return Policy("random", begin)
+    return AuditPolicy("random", begin)
 
 
 def _words(observation: Any) -> list[str]:
@@ -122,12 +122,12 @@ def _plausible(draw: random.Random, observation: Any) -> str:
     return str(draw.randrange(100)) if kind < 0.8 else draw.choice(("A", "B", "C", "D", "yes", "no"))
 
 
-def constant_policy(action: Any, name: str | None = None) -> Policy:
+def constant_policy(action: Any, name: str | None = None) -> AuditPolicy:
     """Return play that always does the same."""
-    return Policy(name or f"always {_short(action)}", lambda _: lambda observation, info: action)
+    return AuditPolicy(name or f"always {_short(action)}", lambda _: lambda observation, info: action)
 
 
-def script_policy(actions: Sequence[Any], name: str = "blind") -> Policy:
+def script_policy(actions: Sequence[Any], name: str = "blind") -> AuditPolicy:
     """Return play of one sequence, whatever is seen."""
 
     def begin(_: int) -> Player:
@@ -140,10 +140,10 @@ def script_policy(actions: Sequence[Any], name: str = "blind") -> Policy:
 
         return play
 
-    return Policy(name, begin)
+    return AuditPolicy(name, begin)
 
 
-def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any], name: str) -> Policy:
+def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any], name: str) -> AuditPolicy:
     """Return a policy that repeats what it reads as its action, and gives up if that is not in the space."""
 
     def play(observation: Any, info: Mapping[str, Any]) -> Any:
@@ -152,10 +152,10 @@ def echo_policy(space: Space[Any], read: Callable[[Any, Mapping[str, Any]], Any]
             raise GiveUp
         return action
 
-    return Policy(name, lambda _: play)
+    return AuditPolicy(name, lambda _: play)
 
 
-def expert_policy(wording: Wording) -> Policy:
+def expert_policy(wording: ActionWording) -> AuditPolicy:
     """Return the policy that plays the environment's expert."""
 
     def play(observation: Any, info: Mapping[str, Any]) -> Any:
@@ -163,22 +163,22 @@ def expert_policy(wording: Wording) -> Policy:
             raise GiveUp
         return wording.write(info["expert_action"])
 
-    return Policy("expert", lambda _: play, {"expert": True})
+    return AuditPolicy("expert", lambda _: play, {"expert": True})
 
 
-def examples_policy(replies: Sequence[Any]) -> Policy:
+def examples_policy(replies: Sequence[Any]) -> AuditPolicy:
     """Return play at random of the example replies that an environment declares."""
 
     def begin(seed: int) -> Player:
         draw = random.Random(seed)
         return lambda observation, info: draw.choice(replies)
 
-    return Policy("example replies", begin)
+    return AuditPolicy("example replies", begin)
 
 
 def constants(
-    space: Space[Any], listed: Sequence[Any], wording: Wording, examples: Sequence[Any], most: int = 12
-) -> list[Policy]:
+    space: Space[Any], listed: Sequence[Any], wording: ActionWording, examples: Sequence[Any], most: int = 12
+) -> list[AuditPolicy]:
     """Return a policy for each action that is worth saying always.
 
     Args:

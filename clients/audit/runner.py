@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any, NamedTuple
 
 from rollgym.clients.audit.baselines import audit_baselines, audit_difficulty, audit_lengths
-from rollgym.clients.audit.card import Card, Entry, Verdict
+from rollgym.clients.audit.card import Card, CardEntry, CardVerdict
 from rollgym.clients.audit.conformance import audit_conformance, audit_tools
 from rollgym.clients.audit.costs import audit_costs
 from rollgym.clients.audit.determinism import audit_determinism
@@ -18,7 +18,7 @@ from rollgym.clients.audit.subject import AuditSettings, Budget, Subject, discov
 from rollgym.clients.client.client import EnvClient
 
 
-class Part(NamedTuple):
+class AuditPart(NamedTuple):
     """A part of an audit.
 
     Attributes:
@@ -29,22 +29,22 @@ class Part(NamedTuple):
 
     name: str
     section: str
-    audit: Callable[[Subject], Awaitable[list[Entry]]]
+    audit: Callable[[Subject], Awaitable[list[CardEntry]]]
 
 
 # Determinism first, while the server's processes are fresh; the expert before the blind policy, which learns from it;
 # rewards and conformance after all episodes that they check.
-PARTS: tuple[Part, ...] = (
-    Part("determinism", "determinism", audit_determinism),
-    Part("expert", "difficulty", audit_difficulty),
-    Part("baselines", "baselines", audit_baselines),
-    Part("leaks", "leaks", audit_leaks),
-    Part("scores", "verifier", audit_scoring),
-    Part("conformance", "conformance", audit_conformance),
-    Part("tools", "conformance", audit_tools),
-    Part("rewards", "rewards", audit_rewards),
-    Part("lengths", "difficulty", audit_lengths),
-    Part("costs", "costs", audit_costs),
+PARTS: tuple[AuditPart, ...] = (
+    AuditPart("determinism", "determinism", audit_determinism),
+    AuditPart("expert", "difficulty", audit_difficulty),
+    AuditPart("baselines", "baselines", audit_baselines),
+    AuditPart("leaks", "leaks", audit_leaks),
+    AuditPart("scores", "verifier", audit_scoring),
+    AuditPart("conformance", "conformance", audit_conformance),
+    AuditPart("tools", "conformance", audit_tools),
+    AuditPart("rewards", "rewards", audit_rewards),
+    AuditPart("lengths", "difficulty", audit_lengths),
+    AuditPart("costs", "costs", audit_costs),
 )
 """The parts of an audit, in order."""
 
@@ -96,7 +96,7 @@ async def run_audit(
         elsewhere=elsewhere,
         queued_seconds=queued_seconds,
     )
-    entries: list[Entry] = []
+    entries: list[CardEntry] = []
     seconds: dict[str, float] = {}
     for part in PARTS:
         progress(part.name, budget)
@@ -104,7 +104,7 @@ async def run_audit(
         if budget.spent:
             detail = f"the budget of {budget.seconds:g} s was spent before"
             entries.append(
-                Entry(part.section, part.name, Verdict.SKIPPED, detail, "--budget-s gives more time")
+                CardEntry(part.section, part.name, CardVerdict.SKIPPED, detail, "--budget-s gives more time")
             )
         else:
             entries += await part.audit(subject)

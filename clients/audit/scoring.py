@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rollgym.clients.audit.arena import Arena, Game, Watch
-from rollgym.clients.audit.card import Entry, Verdict
-from rollgym.clients.audit.policies import WORDINGS, GiveUp, Player, Policy
+from rollgym.clients.audit.arena import Arena, PlannedEpisode, Watch
+from rollgym.clients.audit.card import CardEntry, CardVerdict
+from rollgym.clients.audit.policies import WORDINGS, AuditPolicy, GiveUp, Player
 from rollgym.clients.audit.subject import Subject
 from rollgym.clients.measuring.statistics import success_rate
 from rollgym.clients.protocol.errors import ProblemError
@@ -26,7 +26,7 @@ _ANSWER_NAMES = frozenset({"answer", "solution", "target", "reference", "expecte
 
 
 @dataclass(frozen=True)
-class Task:
+class ScoredTask:
     """A task with its prompt and instruction; the answer is a text that earns the full score, if one is known.
 
     `told` is the info of a reset to the same task without the option `expert`, if there was one.
@@ -41,10 +41,10 @@ class Task:
     seed: int | None = None
 
 
-async def _draw_tasks(subject: Subject) -> list[Task]:
+async def _draw_tasks(subject: Subject) -> list[ScoredTask]:
     """Return the given tasks, or those that resets draw and show if asked for the expert."""
     if subject.settings.items:
-        return [Task(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
+        return [ScoredTask(dict(fields)) for fields in subject.settings.items[:_MOST_TASKS]]
     seeds = subject.seeds("tasks", min(_MOST_TASKS, max(20, subject.settings.episodes)))
     told = await _resets(seeds, subject.arena(), None)
     # A server that shows no tasks, or a verifier without that option, is not at fault.
@@ -57,7 +57,7 @@ async def _draw_tasks(subject: Subject) -> list[Task]:
         if isinstance(fields, Mapping) and fields:
             instruction = str(info.get("instruction", ""))
             before = told.get(seed, ("", {}))[1]
-            tasks.append(Task(dict(fields), observation, instruction, told=before, seed=seed))
+            tasks.append(ScoredTask(dict(fields), observation, instruction, told=before, seed=seed))
     return tasks
 
 
@@ -74,19 +74,19 @@ async def _resets(
 
         return see
 
-    policy = Policy("tasks", begin, options)
-    await arena.play([Game(policy, seed) for seed in seeds])
+    policy = AuditPolicy("tasks", begin, options)
+    await arena.play([PlannedEpisode(policy, seed) for seed in seeds])
     return {seed: seen[seed] for seed in seeds if seed in seen}
 
 
-async def _score_all(subject: Subject, items: Sequence[tuple[Task, str]]) -> list[Score]:
+async def _score_all(subject: Subject, items: Sequence[tuple[ScoredTask, str]]) -> list[Score]:
     """Score responses, each to its task."""
     return await subject.client.verify(
         subject.env.env_id, [{**task.fields, "response": response} for task, response in items]
     )
 
 
-async def _with_answers(subject: Subject, tasks: Sequence[Task]) -> list[Task]:
+async def _with_answers(subject: Subject, tasks: Sequence[ScoredTask]) -> list[ScoredTask]:
     """Find the field that, said as the response, is paid in full: the reference answer."""
     best: tuple[int, str] | None = None
     for name in sorted(_fields_to_say(tasks[0]), key=lambda name: name not in _ANSWER_NAMES):
@@ -101,7 +101,7 @@ async def _with_answers(subject: Subject, tasks: Sequence[Task]) -> list[Task]:
     return [replace(task, answer=str(task.fields[name]), field=name) for task in tasks if name in task.fields]
 
 
-def _fields_to_say(task: Task) -> list[str]:
+def _fields_to_say(task: ScoredTask) -> list[str]:
     """Return the fields that can be said."""
     return [
         name
@@ -110,7 +110,7 @@ def _fields_to_say(task: Task) -> list[str]:
     ]
 
 
-def _fields_said(tasks: Sequence[Task]) -> list[list[tuple[Task, str]]]:
+def _fields_said(tasks: Sequence[ScoredTask]) -> list[list[tuple[ScoredTask, str]]]:
     """Say back each field of the task that is not its answer."""
     names = [
         name for name, value in tasks[0].fields.items() if isinstance(value, str) and name != tasks[0].field
@@ -136,17 +136,17 @@ _HEDGES: Mapping[str, Callable[[Sequence[str]], str]] = {
 _ONE_LINE_EACH = frozenset({"lines"})
 
 
-async def audit_scoring(subject: Subject) -> list[Entry]:
+async def audit_scoring(subject: Subject) -> list[CardEntry]:
     """Score worthless and hedging responses, and the same items in other batches."""
-    if subject.env.kind != "stateless":
+    if not subject.env.stateless:
         return []
     tasks = await _draw_tasks(subject)
     if not tasks:
         return [
-            Entry(
+            CardEntry(
                 _SECTION,
                 "tasks",
-                Verdict.SKIPPED,
+                CardVerdict.SKIPPED,
                 "the server shows no task fields in info['state']['task'], so nothing can be scored",
                 "let it (roll-serve --allow-expert), or name tasks in a file: --items FILE, one JSON object of task "
                 "fields a line",
@@ -165,13 +165,17 @@ async def audit_scoring(subject: Subject) -> list[Entry]:
         ]
         await _play_answers(subject, tasks)
     except ProblemError as problem:
-        return [Entry(_SECTION, "scores", Verdict.FAILED, str(problem), "a verifier answers every response")]
+        return [
+            CardEntry(
+                _SECTION, "scores", CardVerdict.FAILED, str(problem), "a verifier answers every response"
+            )
+        ]
     return entries
 
 
-async def _undeserved(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
+async def _undeserved(subject: Subject, tasks: Sequence[ScoredTask]) -> list[CardEntry]:
     """Score replies that cannot come from work on the task."""
-    groups: dict[str, list[list[tuple[Task, str]]]] = {
+    groups: dict[str, list[list[tuple[ScoredTask, str]]]] = {
         "empty reply": [[(task, text) for task in tasks] for text in ("", " ", "\n", "<answer></answer>")],
         "constant reply": [[(task, text) for task in tasks] for text in _CONSTANTS],
         "echo": [
@@ -205,34 +209,34 @@ class _Oddities:
         self._out_of_range = ""
         self._outcome = ""
 
-    def look_at(self, said: Sequence[tuple[Task, str]], scores: Sequence[Score]) -> None:
+    def look_at(self, said: Sequence[tuple[ScoredTask, str]], scores: Sequence[Score]) -> None:
         """Check the scores of responses."""
         for (_, response), score in zip(said, scores, strict=True):
             if not math.isfinite(score.score) or not -1e-9 <= score.score <= 1.0 + 1e-9:
                 self._out_of_range = self._out_of_range or f"{response[:40]!r} is scored {score.score}"
             self._outcome = self._outcome or _odd(score, response)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CardEntry]:
         """Return the entries for the scores seen."""
         return [
-            Entry(
+            CardEntry(
                 _SECTION,
                 "scores in [0, 1]",
-                Verdict.FAILED,
+                CardVerdict.FAILED,
                 self._out_of_range,
                 "scale the score to between 0 and 1",
             )
             if self._out_of_range
-            else Entry(_SECTION, "scores in [0, 1]", Verdict.OK),
-            Entry(
+            else CardEntry(_SECTION, "scores in [0, 1]", CardVerdict.OK),
+            CardEntry(
                 _SECTION,
                 "outcomes",
-                Verdict.FAILED,
+                CardVerdict.FAILED,
                 self._outcome,
                 f"`correct` is paid in full and `wrong` nothing; the outcomes are {', '.join(_OUTCOMES)}",
             )
             if self._outcome
-            else Entry(_SECTION, "outcomes", Verdict.OK, "they agree with the scores"),
+            else CardEntry(_SECTION, "outcomes", CardVerdict.OK, "they agree with the scores"),
         ]
 
 
@@ -248,28 +252,28 @@ def _odd(score: Score, response: str) -> str:
     return ""
 
 
-def _undeserved_entry(check: str, paid: int, count: int, said: str) -> Entry:
+def _undeserved_entry(check: str, paid: int, count: int, said: str) -> CardEntry:
     rate = success_rate(paid, count)
     detail = f"{said[:40]!r}: paid in {paid}/{count}, {rate.value:.0%} [{rate.low:.0%}, {rate.high:.0%}]"
     numbers = {"paid": paid, "items": count, "rate_low": rate.low, "rate_high": rate.high, "said": said[:200]}
     if check == "empty reply":
-        verdict = Verdict.FAILED if paid else Verdict.OK
+        verdict = CardVerdict.FAILED if paid else CardVerdict.OK
     elif rate.low >= 0.5:
-        verdict = Verdict.FAILED
+        verdict = CardVerdict.FAILED
     else:
-        verdict = Verdict.WARNING if rate.low >= _PAID else Verdict.OK
-    if verdict is Verdict.OK:
+        verdict = CardVerdict.WARNING if rate.low >= _PAID else CardVerdict.OK
+    if verdict is CardVerdict.OK:
         detail = f"at most {rate.value:.0%} [{rate.low:.0%}, {rate.high:.0%}] paid"
     remedy = "pay only what answers the task; read the answer from one place, and refuse what has none"
-    return Entry(_SECTION, check, verdict, detail, "" if verdict is Verdict.OK else remedy, numbers)
+    return CardEntry(_SECTION, check, verdict, detail, "" if verdict is CardVerdict.OK else remedy, numbers)
 
 
-async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
+async def _hedging(subject: Subject, tasks: Sequence[ScoredTask]) -> list[CardEntry]:
     """Hide the right answer among wrong ones: at one end verifiers find it, elsewhere it is a lottery ticket."""
     check = "hedged replies"
     if tasks[0].answer is None:
         detail = "no task field is paid when said, so the right answers are not known"
-        return [Entry(_SECTION, check, Verdict.SKIPPED, detail)]
+        return [CardEntry(_SECTION, check, CardVerdict.SKIPPED, detail)]
     long = any("\n" in str(task.answer).strip() for task in tasks)
     ways = {name: write for name, write in _HEDGES.items() if not (long and name in _ONE_LINE_EACH)}
     found = []
@@ -287,13 +291,13 @@ async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
             found.append((name, max(paid[0], ends), middle[0][1]))
     if not found:
         detail = f"{len(ways)} ways to list five answers; only one place is read, if any"
-        return [Entry(_SECTION, check, Verdict.OK, detail)]
+        return [CardEntry(_SECTION, check, CardVerdict.OK, detail)]
     name, count, said = found[0]
     return [
-        Entry(
+        CardEntry(
             _SECTION,
             check,
-            Verdict.FAILED,
+            CardVerdict.FAILED,
             f"{said[:60]!r}: paid in {count}/{len(tasks)} wherever the right one stands",
             "several different answers are no answer: read one place only, or refuse them",
             {"ways": [each[0] for each in found], "paid": count, "items": len(tasks)},
@@ -301,7 +305,7 @@ async def _hedging(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     ]
 
 
-def _among(task: Task, tasks: Sequence[Task], number: int, index: int) -> list[str]:
+def _among(task: ScoredTask, tasks: Sequence[ScoredTask], number: int, index: int) -> list[str]:
     """Return five answers of which the right one stands at this index."""
     right = str(task.answer)
     wrong = list(
@@ -315,7 +319,7 @@ def _among(task: Task, tasks: Sequence[Task], number: int, index: int) -> list[s
     return [*others[:index], right, *others[index:]]
 
 
-async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:
+async def _company(subject: Subject, tasks: Sequence[ScoredTask]) -> CardEntry:
     """Score the same items alone, together, reversed and doubled."""
     check = "same score in any company"
     few = tasks[:12]
@@ -338,28 +342,30 @@ async def _company(subject: Subject, tasks: Sequence[Task]) -> Entry:
         ]
         if apart:
             one, other = together[apart[0]], scores[apart[0]]
-            return Entry(
+            return CardEntry(
                 _SECTION,
                 check,
-                Verdict.FAILED,
+                CardVerdict.FAILED,
                 f"scored {name}, {len(apart)} of {len(items)} items differ: "
                 f"{items[apart[0]][1][:30]!r} {one.score:g}, then {other.score:g}",
                 "`score` may use the response and the task, and nothing that it kept",
                 {"different": len(apart), "items": len(items), "how": name},
             )
-    return Entry(
-        _SECTION, check, Verdict.OK, f"{len(items)} items: alone, in a batch, reversed, doubled, again"
+    return CardEntry(
+        _SECTION, check, CardVerdict.OK, f"{len(items)} items: alone, in a batch, reversed, doubled, again"
     )
 
 
-async def _play_answers(subject: Subject, tasks: Sequence[Task]) -> None:
+async def _play_answers(subject: Subject, tasks: Sequence[ScoredTask]) -> None:
     """Play solved episodes, to measure their rewards, too."""
     answers = {task.seed: task.answer for task in tasks if task.seed is not None and task.answer is not None}
-    policy = Policy("reference answer", lambda seed: lambda _observation, _info: answers[seed])
-    subject.keep(await subject.arena().play([Game(policy, seed) for seed in answers if seed is not None]))
+    policy = AuditPolicy("reference answer", lambda seed: lambda _observation, _info: answers[seed])
+    subject.keep(
+        await subject.arena().play([PlannedEpisode(policy, seed) for seed in answers if seed is not None])
+    )
 
 
-def _told(tasks: Sequence[Task]) -> list[Entry]:
+def _told(tasks: Sequence[ScoredTask]) -> list[CardEntry]:
     """See that nothing that is sent before the reply holds the answer; of the prompt more is said elsewhere."""
     known = [task for task in tasks if task.told is not None and task.answer and len(task.answer) >= 2]
     if not known:
@@ -367,10 +373,10 @@ def _told(tasks: Sequence[Task]) -> list[Entry]:
     held = [task for task in known if _holds(task.told, str(task.answer), task.prompt)]
     rate = success_rate(len(held), len(known))
     return [
-        Entry(
+        CardEntry(
             "leaks",
             "answer told before the reply",
-            Verdict.FAILED if rate.low >= 0.5 else Verdict.OK,
+            CardVerdict.FAILED if rate.low >= 0.5 else CardVerdict.OK,
             f"the infos of {len(held)} of {len(known)} resets hold it",
             "tell the task only where the reset's option `expert` asks for it" if rate.low >= 0.5 else "",
             {"held": len(held), "resets": len(known)},
@@ -394,12 +400,12 @@ def _stands_in(answer: str, text: str) -> bool:
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 
-async def _reference(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
+async def _reference(subject: Subject, tasks: Sequence[ScoredTask]) -> list[CardEntry]:
     """See that the reference answer is paid, also in a step, and does not stand in the prompt."""
     answered = [task for task in tasks if task.answer is not None]
     if not answered:
         detail = "no task field is paid in full when said as the response"
-        return [Entry(_SECTION, "reference answer", Verdict.SKIPPED, detail)]
+        return [CardEntry(_SECTION, "reference answer", CardVerdict.SKIPPED, detail)]
     field = answered[0].field
     entries = []
     long = [task for task in answered if len(str(task.answer)) >= 2 and task.prompt]
@@ -408,20 +414,22 @@ async def _reference(subject: Subject, tasks: Sequence[Task]) -> list[Entry]:
     if long:
         rate = success_rate(len(held), len(long))
         detail = f"{field} stands in {len(held)} of {len(long)} prompts"
-        verdict = Verdict.WARNING if rate.low >= 0.5 else Verdict.OK
+        verdict = CardVerdict.WARNING if rate.low >= 0.5 else CardVerdict.OK
         remedy = (
-            "see whether finding it there is the task, or gives it away" if verdict is not Verdict.OK else ""
+            "see whether finding it there is the task, or gives it away"
+            if verdict is not CardVerdict.OK
+            else ""
         )
         entries.append(
-            Entry(_SECTION, check, verdict, detail, remedy, {"held": len(held), "prompts": len(long)})
+            CardEntry(_SECTION, check, verdict, detail, remedy, {"held": len(held), "prompts": len(long)})
         )
     scores = await _score_all(subject, [(task, str(task.answer)) for task in answered])
     paid = sum(score.score >= _FULL for score in scores)
     entries.append(
-        Entry(
+        CardEntry(
             _SECTION,
             "reference answer",
-            Verdict.OK if paid == len(answered) else Verdict.WARNING,
+            CardVerdict.OK if paid == len(answered) else CardVerdict.WARNING,
             f"{field}, said as it is: paid in full in {paid}/{len(answered)}",
             ""
             if paid == len(answered)

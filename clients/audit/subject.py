@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from gymnasium import Space
 
-from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Episode, Game, Watch
-from rollgym.clients.audit.policies import WORDINGS, Policy, Wording, listed_actions, takes_text
+from rollgym.clients.audit.arena import UNLIMITED_STEPS, Arena, Episode, PlannedEpisode, Watch
+from rollgym.clients.audit.policies import WORDINGS, ActionWording, AuditPolicy, listed_actions, takes_text
 from rollgym.clients.checks.declared import example_replies
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
@@ -92,7 +92,7 @@ class Subject:
     budget: Budget
     action_space: Space[Any]
     first_info: Mapping[str, Any]
-    wording: Wording
+    wording: ActionWording
     resident_bytes: Callable[[], int | None]
     elsewhere: Callable[[], AbstractAsyncContextManager[EnvClient]] | None
     queued_seconds: Callable[[], float | None]
@@ -122,9 +122,9 @@ class Subject:
         stream = np.random.SeedSequence([self.settings.seed, *name.encode()])
         return [int(each) for each in np.random.default_rng(stream).integers(2**31, size=count)]
 
-    def games(self, policy: Policy, name: str, count: int) -> list[Game]:
+    def games(self, policy: AuditPolicy, name: str, count: int) -> list[PlannedEpisode]:
         """Return games of a policy with the seeds of a stream."""
-        return [Game(policy, seed) for seed in self.seeds(name, count)]
+        return [PlannedEpisode(policy, seed) for seed in self.seeds(name, count)]
 
     def keep(self, episodes: Sequence[Episode]) -> None:
         """Keep episodes for those who look at them later."""
@@ -148,7 +148,7 @@ class Discovery:
 
     action_space: Space[Any]
     info: Mapping[str, Any]
-    wording: Wording
+    wording: ActionWording
 
 
 async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) -> Discovery:
@@ -159,7 +159,7 @@ async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) ->
     """
     session = await client.make(env_id, kwargs)
     info: Mapping[str, Any] = {}
-    wording = Wording()
+    wording = ActionWording()
     try:
         _, info = await session.reset(0)
         listed = [each for each in listed_actions(info) if isinstance(each, str)]
@@ -172,11 +172,11 @@ async def discover(client: EnvClient, env_id: str, kwargs: Mapping[str, Any]) ->
     return Discovery(session.action_space, info, wording)
 
 
-async def _wording(session: EnvSession, action: str) -> Wording:
+async def _wording(session: EnvSession, action: str) -> ActionWording:
     """Return the first form that the environment calls valid; the plain one if it calls none valid."""
     for wording in WORDINGS:
         await session.reset(0)
         result = await session.step(wording.write(action))
         if result.info.get("action_is_valid") is True:
             return wording
-    return Wording()
+    return ActionWording()

@@ -19,7 +19,7 @@ from rollgym.clients.checks.local import (
     check_stateless,
 )
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.checks.tools import check_tools
 from rollgym.clients.checks.trace import SEEDS, RandomActions, first_difference, trace
 from rollgym.clients.client.env import RemoteEnv
@@ -29,13 +29,13 @@ from rollgym.clients.protocol.errors import ProblemError
 _STEPS = 50
 
 
-def _check_served(target: Target) -> Iterator[Finding]:
+def _check_served(target: CheckTarget) -> Iterator[Finding]:
     """Serve it and play over the wire."""
     with LocalServer(target.server_arguments(), target.variables) as server:
         yield from _check_on(server.url, target)
 
 
-def _check_on(url: str, target: Target) -> Iterator[Finding]:
+def _check_on(url: str, target: CheckTarget) -> Iterator[Finding]:
     check = "served and played over the wire"
     local = target.build()
     deterministic = bool(local.metadata.get("deterministic", False))
@@ -85,7 +85,7 @@ def _play(env: Any) -> int:
     return steps
 
 
-Check = Callable[[Target], Iterator[Finding]]
+Check = Callable[[CheckTarget], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {
     "Gymnasium's check_env": check_gymnasium,
@@ -103,7 +103,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def run_checks(target: Target) -> list[Finding]:
+def run_checks(target: CheckTarget) -> list[Finding]:
     """Run all checks on an environment; the first one that cannot even be built ends them.
 
     Raises:
@@ -118,12 +118,12 @@ def run_checks(target: Target) -> list[Finding]:
     return findings
 
 
-def _check_build(target: Target) -> Iterator[Finding]:
+def _check_build(target: CheckTarget) -> Iterator[Finding]:
     target.build().close()
     yield Finding("it can be made", Status.PASS)
 
 
-def _guard(name: str, check: Check, target: Target) -> Iterator[Finding]:
+def _guard(name: str, check: Check, target: CheckTarget) -> Iterator[Finding]:
     """Run one check; this is the boundary to the author's code."""
     try:
         yield from check(target)
@@ -159,7 +159,7 @@ def check_environment(name: str, /, **kwargs: Any) -> None:
             failure.
     """
     try:
-        findings = run_checks(Target(name, kwargs))
+        findings = run_checks(CheckTarget(name, kwargs))
     except TargetError as error:
         raise AssertionError(str(error)) from error
     failures = [finding for finding in findings if finding.status is Status.FAIL]

@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.measuring.long_texts import BEYOND_CHANCE_S, LIMIT_S, SIZES, long_texts
 from rollgym.clients.measuring.metrics import Cost, MachineSpeed, seconds_out_of_line, unmeasured
 from rollgym.clients.protocol.spaces import UnicodeText
@@ -26,7 +26,7 @@ _REMEDY = (
 )
 
 
-def check_costs(target: Target) -> Iterator[Finding]:
+def check_costs(target: CheckTarget) -> Iterator[Finding]:
     """Measure how long others wait, without the load of the machine; repeat slow measurements."""
     env = target.build()
     try:

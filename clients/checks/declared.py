@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
-from rollgym.clients.checks.report import Finding, Status, shortened
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.report import Finding, Status, shortened_repr
+from rollgym.clients.checks.target import CheckTarget
 
 EXAMPLE_REPLIES = "example_replies"
 """The key of an environment's metadata."""
@@ -23,7 +23,7 @@ def example_replies(metadata: Mapping[str, Any]) -> Sequence[Any]:
     return declared if isinstance(declared, list | tuple) else ()
 
 
-def check_examples(target: Target) -> Iterator[Finding]:
+def check_examples(target: CheckTarget) -> Iterator[Finding]:
     """Play each example reply after a reset of its own."""
     env = target.build()
     try:
@@ -37,13 +37,16 @@ def check_examples(target: Target) -> Iterator[Finding]:
         for seed, reply in enumerate(replies):
             if reply not in env.action_space:
                 yield Finding(
-                    _EXAMPLES, Status.FAIL, f"{shortened(reply)} is not in the action space", _EXAMPLES_REMEDY
+                    _EXAMPLES,
+                    Status.FAIL,
+                    f"{shortened_repr(reply)} is not in the action space",
+                    _EXAMPLES_REMEDY,
                 )
                 return
             env.reset(seed=seed)
             observation, _, _, _, info = env.step(reply)
             if info.get("action_is_valid") is False:
-                detail = f"{shortened(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
+                detail = f"{shortened_repr(reply)} is not valid with seed {seed}: {str(observation)[:200]}"
                 yield Finding(_EXAMPLES, Status.FAIL, detail, _EXAMPLES_REMEDY)
                 return
         yield Finding(_EXAMPLES, Status.PASS, f"{len(replies)} of them")
@@ -105,7 +108,7 @@ def _baseline(player: str, value: Any) -> Baseline:
         raise ValueError(f"an audit has no player {player!r}; it has {', '.join(PLAYERS)}")
     numbers = value if isinstance(value, list | tuple) else (value, value)
     if len(numbers) != 2 or not all(map(_is_number, numbers)) or not 0 <= numbers[0] <= 1:
-        raise ValueError(f"{player} has {shortened(value)}")
+        raise ValueError(f"{player} has {shortened_repr(value)}")
     return Baseline(*map(float, numbers))
 
 
@@ -119,7 +122,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-def check_baselines(target: Target) -> Iterator[Finding]:
+def check_baselines(target: CheckTarget) -> Iterator[Finding]:
     """Read the baselines; an audit plays them."""
     env = target.build()
     env.close()

@@ -17,13 +17,13 @@ import orjson
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 
-from rollgym.clients.checks.report import Finding, Status, shortened
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.report import Finding, Status, shortened_repr
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.trace import (
     MAX_EPISODE_STEPS,
     SEEDS,
     RandomActions,
-    episode,
+    digests_of_episode,
     first_difference,
     trace,
 )
@@ -40,7 +40,7 @@ ODD_TEXTS = (
 """Worst-case texts of models."""
 
 
-def check_gymnasium(target: Target) -> Iterator[Finding]:
+def check_gymnasium(target: CheckTarget) -> Iterator[Finding]:
     """Run Gymnasium's own environment checker."""
     env = target.build()
     with warnings.catch_warnings(record=True) as caught:
@@ -57,7 +57,7 @@ def check_gymnasium(target: Target) -> Iterator[Finding]:
         yield Finding("Gymnasium's check_env", Status.PASS)
 
 
-def check_spaces(target: Target) -> Iterator[Finding]:
+def check_spaces(target: CheckTarget) -> Iterator[Finding]:
     """See that the spaces go over the wire."""
     env = target.build()
     for name, space in (("action space", env.action_space), ("observation space", env.observation_space)):
@@ -72,7 +72,7 @@ _TEXT = (UnicodeText, spaces.Text)
 _OUR_SPACES = "use the space types of Gymnasium, or clients' UnicodeText, as they are"
 
 
-def check_play(target: Target) -> Iterator[Finding]:
+def check_play(target: CheckTarget) -> Iterator[Finding]:
     """Play at random and check all answers."""
     env = target.build()
     play = _Play(env)
@@ -157,11 +157,11 @@ class _Play:
     def _look(self, where: str, observation: Any, info: Mapping[str, Any]) -> None:
         space = self._env.observation_space
         if observation not in space:
-            self._note("observations lie in the space", f"{where} gives {shortened(observation)}")
+            self._note("observations lie in the space", f"{where} gives {shortened_repr(observation)}")
         try:
             wire = encode_value(space, observation, binary=False)
             if encode_value(space, decode_value(space, wire), binary=False) != wire:
-                self._note("observations survive the wire", f"{where} gives {shortened(observation)}")
+                self._note("observations survive the wire", f"{where} gives {shortened_repr(observation)}")
         except ValueError as error:
             self._note("observations survive the wire", f"{where}: {error}")
         try:
@@ -173,7 +173,7 @@ class _Play:
         self._problems.setdefault(check, []).append(problem)
 
 
-def check_odd_actions(target: Target) -> Iterator[Finding]:
+def check_odd_actions(target: CheckTarget) -> Iterator[Finding]:
     """Play typical texts of models."""
     check = "odd replies are answered"
     env = target.build()
@@ -189,7 +189,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
             yield Finding(
                 check,
                 Status.FAIL,
-                f"{shortened(text)} raises {type(error).__name__}: {error}",
+                f"{shortened_repr(text)} raises {type(error).__name__}: {error}",
                 "a reply that cannot be read is an observation to learn from, never an exception",
             )
             break
@@ -198,7 +198,7 @@ def check_odd_actions(target: Target) -> Iterator[Finding]:
     env.close()
 
 
-def check_seeds(target: Target) -> Iterator[Finding]:
+def check_seeds(target: CheckTarget) -> Iterator[Finding]:
     """See that a seed fixes the episode, here and in other processes."""
     env = target.build()
     claims = bool(env.metadata.get("deterministic", False))
@@ -239,13 +239,13 @@ def _in_turns(
 ) -> tuple[list[list[str]], list[list[str]]]:
     traces: tuple[list[list[str]], list[list[str]]] = ([], [])
     for seed in SEEDS:
-        pairs = list(zip_longest(episode(env, seed), episode(other, seed)))
+        pairs = list(zip_longest(digests_of_episode(env, seed), digests_of_episode(other, seed)))
         for index, digests in enumerate(traces):
             digests.append([pair[index] for pair in pairs if pair[index] is not None])
     return traces
 
 
-def _trace_elsewhere(target: Target) -> list[list[str]]:
+def _trace_elsewhere(target: CheckTarget) -> list[list[str]]:
     """Return the trace of a fresh process with another hash seed."""
     done = subprocess.run(
         python_module(
@@ -264,7 +264,7 @@ def _trace_elsewhere(target: Target) -> list[list[str]]:
     return digests
 
 
-def check_stateless(target: Target) -> Iterator[Finding]:
+def check_stateless(target: CheckTarget) -> Iterator[Finding]:
     """Check that a stateless environment scores without a session, and ends after one step."""
     env = target.build()
     if env.metadata.get("kind") != "stateless":
@@ -290,7 +290,7 @@ def check_stateless(target: Target) -> Iterator[Finding]:
     env.close()
 
 
-def check_kwargs(target: Target) -> Iterator[Finding]:
+def check_kwargs(target: CheckTarget) -> Iterator[Finding]:
     """Compare the kwargs that a client may set with those that the class accepts."""
     check = "kwargs_schema fits the signature"
     env = target.build()

@@ -36,7 +36,7 @@ class Finding(NamedTuple):
     remedy: str = ""
 
 
-def shortened(value: object, most: int = 60) -> str:
+def shortened_repr(value: object, most: int = 60) -> str:
     """Return the Python representation of a value, cut to `most` characters."""
     text = repr(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."

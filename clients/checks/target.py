@@ -27,7 +27,7 @@ class TargetError(Exception):
 
 
 @dataclass(frozen=True)
-class Target:
+class CheckTarget:
     """An environment under check.
 
     Attributes:

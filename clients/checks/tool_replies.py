@@ -13,7 +13,7 @@ from contextlib import suppress
 from itertools import islice
 from typing import Any
 
-from rollgym.clients.checks.report import shortened
+from rollgym.clients.checks.report import shortened_repr
 from rollgym.clients.protocol.tool_calls import DEFAULT_CALL_FORMAT, ToolCall
 from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.clients.replies.formats.table import FORMATS, written_calls
@@ -422,7 +422,7 @@ def call_formats(kwargs_schema: Mapping[str, Any] | None) -> Sequence[str]:
 
 def described_call(call: ToolCall) -> str:
     """Return a call for a message, cut if it is long."""
-    arguments = ", ".join(f"{name}={shortened(value, _SHOWN)}" for name, value in call.arguments.items())
+    arguments = ", ".join(f"{name}={shortened_repr(value, _SHOWN)}" for name, value in call.arguments.items())
     return f"{call.name}({arguments})"
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import gymnasium
 
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tool_replies import ToolReplies, call_formats, described_call
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.tool_calls import ToolCall
@@ -34,7 +34,7 @@ _NOT_THE_AUTHORS = (
 )
 
 
-def check_tools(target: Target) -> Iterator[Finding]:
+def check_tools(target: CheckTarget) -> Iterator[Finding]:
     """Call every tool in turn, as policies do at best and at worst."""
     env = target.build()
     try:
@@ -145,7 +145,7 @@ class _Calls:
         return info
 
 
-def _check_formats(target: Target, formats: Sequence[str]) -> Iterator[Finding]:
+def _check_formats(target: CheckTarget, formats: Sequence[str]) -> Iterator[Finding]:
     """Make calls in all formats that an environment can be made with."""
     deaf: list[str] = []
     tried: list[str] = []
@@ -154,7 +154,7 @@ def _check_formats(target: Target, formats: Sequence[str]) -> Iterator[Finding]:
         if time.monotonic() > deadline:
             break
         tried.append(name)
-        env = Target(target.name, {**target.kwargs, "call_format": name}).build()
+        env = CheckTarget(target.name, {**target.kwargs, "call_format": name}).build()
         try:
             if not _Calls(env).reaches():
                 deaf.append(name)

@@ -14,7 +14,7 @@ from typing import Any
 import gymnasium
 import orjson
 
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tool_replies import ToolReplies
 from rollgym.clients.protocol.episode import step_digest
 from rollgym.clients.protocol.values import encode_value
@@ -59,7 +59,7 @@ class RandomActions:
         return self._space.sample()
 
 
-def episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
+def digests_of_episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
     """Play an episode; give the digest of the reset and of each step."""
     space = env.observation_space
     actions = RandomActions(env.action_space, seed)
@@ -76,7 +76,7 @@ def episode(env: gymnasium.Env[Any, Any], seed: int) -> Iterator[str]:
 
 def trace(env: gymnasium.Env[Any, Any]) -> list[list[str]]:
     """Return the digests of an episode for each of `SEEDS`."""
-    return [list(episode(env, seed)) for seed in SEEDS]
+    return [list(digests_of_episode(env, seed)) for seed in SEEDS]
 
 
 def first_difference(first: list[list[str]], second: list[list[str]]) -> str | None:
@@ -93,7 +93,7 @@ def first_difference(first: list[list[str]], second: list[list[str]]) -> str | N
 def main() -> None:
     """Print the trace of the target that the arguments name (its name, and its kwargs as JSON)."""
     name, kwargs = sys.argv[1:3]
-    env = Target(name, orjson.loads(kwargs)).build()
+    env = CheckTarget(name, orjson.loads(kwargs)).build()
     sys.stdout.buffer.write(orjson.dumps(trace(env)))
     env.close()
 

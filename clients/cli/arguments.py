@@ -10,6 +10,7 @@ from typing import Any
 
 import orjson
 
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.net.caller import bearer_headers
 from rollgym.clients.net.connection import socket_url
 from rollgym.clients.process.local_server import LocalServer
@@ -169,3 +170,21 @@ def named_environments(options: argparse.Namespace) -> list[str]:
     arguments += [part for name in options.gymnasium for part in ("--gymnasium", name)]
     arguments += [part for name in options.gymnasium_text for part in ("--gymnasium-text", name)]
     return arguments
+
+
+def target_served_here(
+    options: argparse.Namespace, kwargs: dict[str, Any]
+) -> tuple[str, dict[str, Any], list[str]]:
+    """Return what a command's target is called on a server started here, with a client's kwargs and the server's words.
+
+    Raises:
+        UsageError: The target names no environment.
+    """
+    arguments = named_environments(options)
+    if ":" not in options.target:
+        return options.target, kwargs, arguments
+    target = CheckTarget(options.target, kwargs)
+    try:
+        return target.served_id, target.client_kwargs, [*arguments, *target.server_arguments()]
+    except TargetError as error:
+        raise UsageError(str(error)) from error

@@ -14,21 +14,20 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rollgym.clients.audit.card import Card, Verdict, print_card
+from rollgym.clients.audit.card import Card, CardVerdict, print_card
 from rollgym.clients.audit.runner import PARTS, run_audit
 from rollgym.clients.audit.subject import AuditSettings, Budget
-from rollgym.clients.checks.target import Target, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
     add_kwargs_argument,
     add_server_arguments,
-    named_environments,
     parse_kwargs,
     read_number,
     read_seed,
     server_url,
+    target_served_here,
 )
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.measuring.metrics import (
@@ -96,19 +95,13 @@ def run(options: argparse.Namespace) -> int:
     print_card(card, Console(highlight=False, emoji=False))
     if options.json is not None:
         options.json.write_bytes(orjson.dumps(card.as_dict(), option=orjson.OPT_INDENT_2) + b"\n")
-    return 0 if card.passes(Verdict(options.fail_on)) else 1
+    return 0 if card.passes(CardVerdict(options.fail_on)) else 1
 
 
 def _audit_here(options: argparse.Namespace, settings: AuditSettings, kwargs: dict[str, Any]) -> Card:
     """Audit on a server that is started for it."""
-    env_id, arguments = options.target, [*_SERVER, *named_environments(options)]
-    if ":" in options.target:
-        target = Target(options.target, kwargs)
-        try:
-            env_id, kwargs = target.served_id, target.client_kwargs
-            arguments += target.server_arguments()
-        except TargetError as error:
-            raise UsageError(str(error)) from error
+    env_id, kwargs, served = target_served_here(options, kwargs)
+    arguments = [*_SERVER, *served]
     with LocalServer(arguments, _HERE) as server:
         elsewhere = partial(_fresh_server, arguments)
         return _audit(options, settings, server.url, env_id, kwargs, server.process.pid, elsewhere)

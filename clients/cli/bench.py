@@ -31,7 +31,7 @@ from rollgym.clients.protocol.errors import ProblemError
 _SAMPLES = 64
 
 
-class Result(NamedTuple):
+class BenchResult(NamedTuple):
     """One measurement of a served environment."""
 
     sessions: int
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
+async def _measure(url: str, options: argparse.Namespace, count: int) -> BenchResult:
     async with EnvClient(
         url,
         token=options.token,
@@ -107,7 +107,8 @@ async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
     ) as client:
         sessions = await client.make_many(options.env_id, count, parse_kwargs(options.kwarg))
         players = [
-            Player(session, (options.seed * 2**20 + index) % 2**53) for index, session in enumerate(sessions)
+            RandomPlayer(session, (options.seed * 2**20 + index) % 2**53)
+            for index, session in enumerate(sessions)
         ]
         await asyncio.gather(*(player.begin() for player in players))
         server_before = await asyncio.to_thread(server_cpu_seconds, url, options.token)
@@ -126,7 +127,7 @@ async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
         raise UsageError(f"no step was made in {options.seconds:g} s: measure longer with --seconds")
     latencies.sort()
     server_cpu = None if server_before is None or server_after is None else server_after - server_before
-    return Result(
+    return BenchResult(
         sessions=count,
         batch=options.batch,
         encoding=options.encoding,
@@ -140,7 +141,7 @@ async def _measure(url: str, options: argparse.Namespace, count: int) -> Result:
     )
 
 
-class Player:
+class RandomPlayer:
     """Plays random actions in one session.
 
     Args:
@@ -184,7 +185,7 @@ class Player:
         return latencies
 
 
-async def _play_in_lockstep(client: EnvClient, players: list[Player], end: float) -> list[float]:
+async def _play_in_lockstep(client: EnvClient, players: list[RandomPlayer], end: float) -> list[float]:
     """Step all sessions together until the end; return how long each frame took."""
     latencies = []
     while (begun := time.perf_counter()) < end:

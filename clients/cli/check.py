@@ -7,7 +7,7 @@ from typing import Any
 
 from rollgym.clients.checks.conformance import run_checks
 from rollgym.clients.checks.report import print_report
-from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.cli.arguments import UsageError, add_kwargs_argument, parse_kwargs
 
 
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run all checks and print the report; the exit code is 1 if a check failed."""
     try:
-        findings = run_checks(Target(options.target, parse_kwargs(options.kwarg)))
+        findings = run_checks(CheckTarget(options.target, parse_kwargs(options.kwarg)))
     except TargetError as error:
         raise UsageError(str(error)) from error
     return print_report(options.target, findings, as_json=options.json)

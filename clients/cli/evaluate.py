@@ -19,18 +19,17 @@ import orjson
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from rollgym.clients.checks.target import Target, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     PATIENCE_S,
     UsageError,
     add_kwargs_argument,
     add_server_arguments,
-    named_environments,
     parse_kwargs,
     read_number,
     read_seed,
     server_url,
+    target_served_here,
 )
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.evaluation.chat import ChatModel, EndpointError
@@ -112,14 +111,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--url is a running server: name an id of its catalog")
         with server_url(options) as url:
             return _Run(options, model, prices, kwargs).on(url, options.target, kwargs)
-    env_id, arguments, client_kwargs = options.target, named_environments(options), kwargs
-    if ":" in options.target:
-        target = Target(options.target, kwargs)
-        try:
-            env_id, client_kwargs = target.served_id, target.client_kwargs
-            arguments += target.server_arguments()
-        except TargetError as error:
-            raise UsageError(str(error)) from error
+    env_id, client_kwargs, arguments = target_served_here(options, kwargs)
     with LocalServer(["--log-level", "error", *arguments]) as server:
         return _Run(options, model, prices, kwargs).on(server.url, env_id, client_kwargs)
 

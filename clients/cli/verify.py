@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.cli.arguments import (
     CONNECT_TIMEOUT_S,
     UsageError,
@@ -72,7 +72,7 @@ def _item(name: Path) -> dict[str, Any]:
 
 def _score_here(env_id: str, kwargs: dict[str, Any], item: dict[str, Any]) -> dict[str, Any]:
     try:
-        environment = Target(env_id, kwargs).build()
+        environment = CheckTarget(env_id, kwargs).build()
     except (TargetError, TypeError, ValueError) as error:
         raise UsageError(str(error)) from error
     verifier: Any = environment.unwrapped

@@ -69,7 +69,7 @@ class RequestedCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ModelReply:
     """A reply of the model.
 
     Attributes:
@@ -157,7 +157,7 @@ class ChatModel:
 
     async def reply(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-    ) -> Reply:
+    ) -> ModelReply:
         """Return the model's reply to a conversation.
 
         Args:
@@ -184,7 +184,7 @@ class ChatModel:
                 await asyncio.sleep(_wait_s(attempt, error.retry_after_s))
                 attempt += 1
 
-    async def _ask(self, content: bytes) -> Reply:
+    async def _ask(self, content: bytes) -> ModelReply:
         assert self._http is not None, "a ChatModel is used in `async with`"
         began = time.perf_counter()
         try:
@@ -302,7 +302,7 @@ def _reason_of(response: httpx.Response) -> str:
     return str(error)
 
 
-def _read_reply(content: bytes, seconds: float) -> Reply:
+def _read_reply(content: bytes, seconds: float) -> ModelReply:
     """Read an answer of the API.
 
     Raises:
@@ -314,7 +314,7 @@ def _read_reply(content: bytes, seconds: float) -> Reply:
         message = choice["message"]
         calls = tuple(_read_call(call, index) for index, call in enumerate(message.get("tool_calls") or ()))
         usage = body.get("usage") or {}
-        return Reply(
+        return ModelReply(
             content=_text_of(message.get("content")),
             reasoning=_text_of(message.get("reasoning_content") or message.get("reasoning")),
             refusal=_text_of(message.get("refusal")),

@@ -17,8 +17,8 @@ from gymnasium import spaces
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
-from rollgym.clients.evaluation.chat import ChatModel, EndpointError, Failure, Reply, ReplyError
-from rollgym.clients.evaluation.summary import EvaluatedEpisode, EvaluatedTurn, Outcome
+from rollgym.clients.evaluation.chat import ChatModel, EndpointError, Failure, ModelReply, ReplyError
+from rollgym.clients.evaluation.summary import EpisodeOutcome, EvaluatedEpisode, EvaluatedTurn
 from rollgym.clients.protocol.arrays import DecodeError, EncodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import EnvInfo
@@ -53,7 +53,7 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
         self.tools: list[ToolDeclaration] = declared_tools(info)
         self._call_format = call_format_of(info)
-        self._reply = Reply()
+        self._reply = ModelReply()
         if system:
             self.messages.append({"role": "system", "content": system})
         # If the API offers the tools, instructions for calls as text would only mislead.
@@ -61,7 +61,7 @@ class Conversation:
         opening = [str(told)] if told else []
         self.messages.append({"role": "user", "content": "\n\n".join([*opening, observation])})
 
-    def hear(self, reply: Reply) -> str | None:
+    def hear(self, reply: ModelReply) -> str | None:
         """Add a reply of the model, and return the action that it stands for.
 
         Returns:
@@ -225,13 +225,13 @@ class _Player:
                 await self._play(episode)
             except ReplyError as error:
                 overflow = error.failure is Failure.CONTEXT
-                episode.outcome = Outcome.CONTEXT_OVERFLOW if overflow else Outcome.AGENT_ERROR
+                episode.outcome = EpisodeOutcome.CONTEXT_OVERFLOW if overflow else EpisodeOutcome.AGENT_ERROR
                 episode.failure, episode.detail = error.failure, f"{error.failure.value}: {error}"
             except (ProblemError, DecodeError, EncodeError) as error:
                 if self._session is None:
                     raise
                 of_the_model = isinstance(error, ProblemError) and _is_of_the_reply(error)
-                episode.outcome = Outcome.FAILED if of_the_model else Outcome.ENVIRONMENT_ERROR
+                episode.outcome = EpisodeOutcome.FAILED if of_the_model else EpisodeOutcome.ENVIRONMENT_ERROR
                 episode.detail = str(error)
                 if of_the_model and episode.turns:
                     episode.turns[-1].valid = False
@@ -266,7 +266,7 @@ class _Player:
             observation, reward, terminated, truncated, info = await self._session.step(turn.action)
             conversation.observe(observation, info)
             if not math.isfinite(reward):
-                episode.outcome, episode.detail = Outcome.INVALID_NUMBER, f"the reward is {reward}"
+                episode.outcome, episode.detail = EpisodeOutcome.INVALID_NUMBER, f"the reward is {reward}"
                 return
             turn.reward = reward
             turn.valid = info.get("action_is_valid") is not False
@@ -275,7 +275,7 @@ class _Player:
                 _end(episode, info, terminated=terminated)
                 return
         episode.outcome, episode.detail = (
-            Outcome.TRUNCATED,
+            EpisodeOutcome.TRUNCATED,
             f"cut off after {self._evaluation.max_turns} turns",
         )
         episode.metrics = _metrics(info)
@@ -285,9 +285,9 @@ def _end(episode: EvaluatedEpisode, info: Mapping[str, Any], *, terminated: bool
     success = info.get("success")
     episode.success = None if success is None else bool(success)
     if episode.success:
-        episode.outcome = Outcome.SOLVED
+        episode.outcome = EpisodeOutcome.SOLVED
     else:
-        episode.outcome = Outcome.FAILED if terminated else Outcome.TRUNCATED
+        episode.outcome = EpisodeOutcome.FAILED if terminated else EpisodeOutcome.TRUNCATED
     episode.metrics = _metrics(info)
 
 

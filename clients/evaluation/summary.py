@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from rollgym.clients.evaluation.chat import Failure, Reply
+from rollgym.clients.evaluation.chat import Failure, ModelReply
 from rollgym.clients.measuring.statistics import Interval, mean_interval, success_rate
 
 
-class Outcome(StrEnum):
+class EpisodeOutcome(StrEnum):
     """How an episode ended, in the words of training runs. The last three say nothing of the model."""
 
     SOLVED = "solved"
@@ -28,7 +28,12 @@ class Outcome(StrEnum):
     @property
     def is_result(self) -> bool:
         """Whether the model earned it; the others are counted apart, never as reward 0."""
-        return self in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+        return self in (
+            EpisodeOutcome.SOLVED,
+            EpisodeOutcome.FAILED,
+            EpisodeOutcome.TRUNCATED,
+            EpisodeOutcome.CONTEXT_OVERFLOW,
+        )
 
 
 @dataclass(slots=True)
@@ -46,7 +51,7 @@ class EvaluatedTurn:
     """
 
     observation: str
-    reply: Reply
+    reply: ModelReply
     action: str | None = None
     reward: float = 0.0
     valid: bool = True
@@ -73,7 +78,7 @@ class EvaluatedEpisode:
 
     index: int
     seed: int
-    outcome: Outcome = Outcome.TRUNCATED
+    outcome: EpisodeOutcome = EpisodeOutcome.TRUNCATED
     detail: str = ""
     failure: Failure | None = None
     success: bool | None = None
@@ -156,7 +161,7 @@ class Summary:
     cost_source: str
     latency_median_s: float | None
     latency_p95_s: float | None
-    outcomes: Mapping[Outcome, int]
+    outcomes: Mapping[EpisodeOutcome, int]
     failures: Mapping[Failure, int]
     replies: ReplyCounts
     retried: Mapping[Failure, int]
@@ -213,14 +218,14 @@ def summarise(
     )
 
 
-def _total(replies: Sequence[Reply], name: str) -> int | None:
+def _total(replies: Sequence[ModelReply], name: str) -> int | None:
     """Return a sum over all replies; None if one of them is unknown."""
     counts = [getattr(reply, name) for reply in replies]
     return None if not counts or None in counts else sum(counts)
 
 
 def _cost(
-    replies: Sequence[Reply], prompt: int | None, completion: int | None, prices: Prices | None
+    replies: Sequence[ModelReply], prompt: int | None, completion: int | None, prices: Prices | None
 ) -> tuple[float | None, str]:
     if prices is not None:
         if prompt is None or completion is None:
@@ -235,7 +240,7 @@ def summary_lines(summary: Summary) -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     if summary.success is not None:
         lines.append(
-            ("success", f"{summary.success}  {summary.outcomes.get(Outcome.SOLVED, 0)} {_in(summary)}")
+            ("success", f"{summary.success}  {summary.outcomes.get(EpisodeOutcome.SOLVED, 0)} {_in(summary)}")
         )
     else:
         lines.append(("success", "not known" if not summary.results else "the environment does not say"))

@@ -335,6 +335,11 @@ class EnvInfo(Reply):
     replicas: int
     metadata: dict[str, Any]
 
+    @property
+    def stateless(self) -> bool:
+        """Whether it scores answers without sessions."""
+        return self.kind == "stateless"
+
 
 class EnvsReply(Reply):
     """The environments that the server offers."""

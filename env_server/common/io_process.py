@@ -46,7 +46,7 @@ class ProcessRank:
     restarts: int = 0
 
 
-class Phase(Enum):
+class ServerPhase(Enum):
     """The phases of a server's life."""
 
     STARTING = "starting"
@@ -72,7 +72,7 @@ class Lifecycle:
     """The phase of this process."""
 
     def __init__(self) -> None:
-        self.phase = Phase.STARTING
+        self.phase = ServerPhase.STARTING
 
     def require_open(self) -> None:
         """Refuse an operation that would begin a new session, unless the server is ready.
@@ -80,7 +80,7 @@ class Lifecycle:
         Raises:
             ProblemError: `draining`.
         """
-        if self.phase is not Phase.READY:
+        if self.phase is not ServerPhase.READY:
             raise self._problem()
 
     def require_started(self) -> None:
@@ -89,7 +89,7 @@ class Lifecycle:
         Raises:
             ProblemError: `draining`.
         """
-        if self.phase is Phase.STARTING:
+        if self.phase is ServerPhase.STARTING:
             raise self._problem()
 
     def _problem(self) -> ProblemError:

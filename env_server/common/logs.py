@@ -73,7 +73,7 @@ class _Json(_Bounded):
         return json.dumps(content, ensure_ascii=False, default=str)
 
 
-class About(logging.Filter):
+class SubjectFilter(logging.Filter):
     """Adds the subject to each record of a log, if it is known.
 
     Args:
@@ -112,7 +112,7 @@ def configure_logs(level: str, form: LogFormat, process: str) -> None:
 def describe_records(find: Callable[[str | None], dict[str, str]]) -> None:
     """Add the subjects of records to them, from now on."""
     for handler in logging.getLogger().handlers:
-        handler.addFilter(About(find))
+        handler.addFilter(SubjectFilter(find))
 
 
 def _fields(record: logging.LogRecord) -> dict[str, str]:

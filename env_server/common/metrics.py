@@ -1,6 +1,6 @@
 """The counters of one I/O process, as plain numbers, and how long things took, counted in buckets.
 
-`operations/exposition.py` turns them into Prometheus' text.
+`operations/reports.py` turns them into Prometheus' text.
 """
 
 import time

@@ -8,14 +8,14 @@ import asyncio
 import logging
 import math
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import Isolation
 from rollgym.clients.protocol.values import DecodeError, EncodeError, decode_value
-from rollgym.env_server.catalog.catalog import CatalogEntry
+from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.common.event_loop import Slices
 from rollgym.env_server.common.metrics import Metrics, RebuildOutcome
 from rollgym.env_server.common.requests import invalid
@@ -384,6 +384,7 @@ class WorkerPools:
         count = 0 if settings.workers == "ray" else settings.workers
         self.processes = ProcessWorker(count, settings.log_format)
         self._most_threads = settings.threads
+        self._make_timeout_s = settings.make_timeout_s
         self._workers: dict[Isolation, Worker] = {
             "inline": InlineWorker(),
             "thread": self.threads,
@@ -399,6 +400,13 @@ class WorkerPools:
         """The worker that runs an environment."""
         return self._remote if entry.source.kind == "registered" else self._workers[entry.isolation]
 
+    def of_verifier(self, entry: CatalogEntry) -> Worker:
+        """The worker that scores responses for an environment."""
+        if entry.source.kind == "registered":
+            return self._remote
+        # A wait for the network would block a child process for all others.
+        return self._workers["thread" if entry.isolation == "thread" else "process"]
+
     @property
     def trouble(self) -> str | None:
         """Why environments isolated by process cannot be made at present; None if they can."""
@@ -409,12 +417,31 @@ class WorkerPools:
         """Whether every thread is left to a call that took too long."""
         return self.threads.stuck >= self._most_threads
 
-    async def start(self, isolations: Iterable[Isolation]) -> None:
-        """Start the workers that are needed."""
-        for isolation in isolations:
+    async def start(self, catalog: Catalog) -> None:
+        """Start the workers that the environments need, and make each of these once.
+
+        Raises:
+            ConfigurationError: If an environment cannot be made.
+        """
+        needed: set[Isolation] = {entry.isolation for entry in catalog}
+        if any(entry.stateless and entry.isolation != "thread" for entry in catalog):
+            needed.add("process")
+        for isolation in sorted(needed):
             worker = self._workers[isolation]
             self._started.append(worker)
             await worker.start()
+        await asyncio.gather(*(self._probe(entry) for entry in catalog))
+
+    async def _probe(self, entry: CatalogEntry) -> None:
+        # Children would import all that is built in before the first session.
+        worker = self._workers["inline" if entry.built_in else entry.isolation]
+        key = f"probe-{entry.env_id}"
+        try:
+            spaces = await worker.make(key, entry.source, {}, timeout=self._make_timeout_s)
+        except (EnvironmentRaised, OperationTimeout, WorkerLost) as error:
+            raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
+        entry.take_spaces(*spaces)
+        await worker.close(key)
 
     async def shutdown(self) -> None:
         """End the workers and their environments."""

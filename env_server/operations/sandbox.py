@@ -27,7 +27,7 @@ from rollgym.sandbox.core.base import (
     SandboxSession,
     SandboxUnavailableError,
 )
-from rollgym.sandbox.remote.run_code import Run, RunCodeRequest, build_reply, read_request
+from rollgym.sandbox.remote.run_code import RequestedRun, RunCodeRequest, build_reply, read_request
 from rollgym.sandbox.selection import open_cancellable
 
 _RETRY_AFTER_S = 1
@@ -203,7 +203,7 @@ class RunningCode:
             _give_up(running, cancellation)
         await asyncio.to_thread(self._threads.shutdown)
 
-    def _run(self, run: Run, cancellation: Cancellation) -> Reply:
+    def _run(self, run: RequestedRun, cancellation: Cancellation) -> Reply:
         """Run one program; called in a thread."""
         result = self._served.sandbox.run(
             run.program,
@@ -224,7 +224,9 @@ class RunningCode:
             self._metrics.runs[running.result()["outcome"]] += 1
 
 
-def _asked_for(served: ServedSandbox, request: RunCodeRequest, longest_s: float, setting: str) -> Run:
+def _asked_for(
+    served: ServedSandbox, request: RunCodeRequest, longest_s: float, setting: str
+) -> RequestedRun:
     """Parse a request into a run, if it is within the limits.
 
     Raises:

@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.quotas import OpenSockets, QuotaCounters, RateLimit
-from rollgym.env_server.access.tokens import Caller, Tokens
-from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
+from rollgym.env_server.access.tokens import Tokens
+from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.event_loop import Admissions
-from rollgym.env_server.common.io_process import Lifecycle, Phase, ProcessRank, Reason, Unanswered
+from rollgym.env_server.common.io_process import Lifecycle, ProcessRank, ServerPhase, Unanswered
 from rollgym.env_server.common.loop_watch import LoopWatch
 from rollgym.env_server.common.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.common.overload import Overload
@@ -22,10 +21,10 @@ from rollgym.env_server.gateway.peers import Peers, RequestAffinity
 from rollgym.env_server.gateway.registering import catalog_entry
 from rollgym.env_server.gateway.registry import Registration
 from rollgym.env_server.operations.episodes import Rendering, Resetting
-from rollgym.env_server.operations.exposition import Exposition, aggregate
-from rollgym.env_server.operations.information import Information, Readiness
+from rollgym.env_server.operations.information import Information
 from rollgym.env_server.operations.making import Making
 from rollgym.env_server.operations.operations import Calls, Operations
+from rollgym.env_server.operations.reports import Reports
 from rollgym.env_server.operations.runner import Runner, WorkerPools
 from rollgym.env_server.operations.sandbox import InteractiveSessions, Programs
 from rollgym.env_server.operations.server_metrics import ServerState
@@ -35,7 +34,6 @@ from rollgym.env_server.sessions.journal_file import JournalError, JournalFile
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.session import BaseSession
 from rollgym.env_server.sessions.sessions import SessionRestore, Sessions
-from rollgym.env_server.workers.base import EnvironmentRaised, OperationTimeout, Worker, WorkerLost
 from rollgym.extras import install_line
 
 if TYPE_CHECKING:
@@ -84,21 +82,17 @@ class Services:
         )
         self._session_restore: SessionRestore | None = None
         self._peers = Peers(rank)
-        self._readiness = Readiness(
-            rank, self.lifecycle, self._worker_pools, self._journal_file, gateway.roster, gateway.journal
+        state = ServerState(
+            settings=settings,
+            rank=rank,
+            metrics=self.metrics,
+            sessions=self._sessions.by_id,
+            pools=self._worker_pools,
+            registry=gateway.registry,
+            journal_file=self._journal_file,
+            shared_journal=gateway.journal,
         )
-        self._exposition = Exposition(
-            ServerState(
-                settings=settings,
-                rank=rank,
-                metrics=self.metrics,
-                sessions=self._sessions.by_id,
-                pools=self._worker_pools,
-                registry=gateway.registry,
-                journal_file=self._journal_file,
-                shared_journal=gateway.journal,
-            )
-        )
+        self.reports = Reports(state, self.lifecycle, gateway.roster, self._peers)
         self._runner = Runner(settings, self.metrics, self._sessions)
         resetting = Resetting(settings, self.metrics, self._runner, self._journal_file)
         self._making = Making(
@@ -120,7 +114,7 @@ class Services:
             stepping=Stepping(settings, self.metrics, self._runner, resetting, self._journal_file),
             rendering=Rendering(self._runner),
             making=self._making,
-            verifying=Verifying(settings, catalog, self.metrics, self._verifier),
+            verifying=Verifying(settings, catalog, self.metrics, self._worker_pools.of_verifier),
             running_code=None if self._programs is None else self._programs.running,
             gateway=gateway,
             information=Information(settings, rank, catalog, self._sessions, self._peers, gateway.lineage),
@@ -136,12 +130,6 @@ class Services:
         self.on_socket_dropped: Callable[[], None] | None = None
         self.unanswered = Unanswered()
 
-    def _verifier(self, entry: CatalogEntry) -> Worker:
-        if entry.source.kind == "registered":
-            return self._worker_pools.of(entry)
-        # A wait for the network would block a child process for all others.
-        return self._worker_pools.get("thread" if entry.isolation == "thread" else "process")
-
     def _appeared(self, registration: Registration) -> None:
         entry = catalog_entry(registration, self._gateway.registry, self.settings)
         entry.label = self.metrics.labels.of(entry.env_id)
@@ -156,13 +144,9 @@ class Services:
             ConfigurationError: If an environment cannot be made.
         """
         await self._gateway.start()
-        needed: set[Isolation] = {entry.isolation for entry in self._catalog}
-        if any(entry.stateless and entry.isolation != "thread" for entry in self._catalog):
-            needed.add("process")
         if self._programs is not None:
             await self._programs.start()
-        await self._worker_pools.start(sorted(needed))
-        await asyncio.gather(*(self._probe(entry) for entry in self._catalog))
+        await self._worker_pools.start(self._catalog)
         self.loop_watch.start()
         self.overload.start()
         if self._journal_file is not None:
@@ -173,7 +157,7 @@ class Services:
             self._session_restore.begin()
             self._making.recall(self._journal_file.sessions)
         await self._peers.start(self._answer_peer, self._peer_lost)
-        self.lifecycle.phase = Phase.READY
+        self.lifecycle.phase = ServerPhase.READY
 
     def reload_tokens(self) -> None:
         """Read the token file again; end the sessions, sockets and registrations of revoked tokens."""
@@ -220,30 +204,11 @@ class Services:
         for session_id in context.sessions:
             session = self._sessions.by_id.get(session_id)
             if session is not None:
-                self._leave(session, context.socket or "")
+                self._sessions.leave(session, context.socket or "")
         if self.on_socket_dropped is not None:
             self.on_socket_dropped()
         if context.remote:
             self.unanswered.add(asyncio.get_running_loop().create_task(self._peers.socket_dropped(context)))
-
-    def _leave(self, session: BaseSession, socket: str) -> None:
-        session.sockets.discard(socket)
-        if session.lingers and not session.sockets and session.orphaned_at is None:
-            self._sessions.orphan(session)
-
-    async def metrics_text(self, caller: Caller) -> bytes:
-        """The metrics of all processes."""
-        replies = await self._peers.gather(Context(caller, binary=False), "metrics", {})
-        # A process that does not answer adds no figures, but the server is not ready without it.
-        own = self._exposition.text(ready=not await self.readiness())
-        if not replies:
-            return own.encode()
-        return aggregate([own, *(reply["text"] for reply in replies)])
-
-    async def readiness(self) -> list[Reason]:
-        """Why the server cannot take new sessions; empty if it can."""
-        own, others = await asyncio.gather(self._readiness.reasons(), self._peers.readiness())
-        return own + others
 
     # -- the other processes -------------------------------------------------------------------------------------
 
@@ -254,12 +219,10 @@ class Services:
         task = asyncio.current_task()
         assert task is not None
         self.unanswered.add(task)
-        if op == "metrics":
-            return {"text": self._exposition.text(ready=not await self._readiness.reasons())}
-        if op == "ready":
-            return {"process": self.rank.index, "reasons": await self._readiness.reasons()}
+        if op in ("metrics", "ready"):
+            return await self.reports.of_this_process(op)
         if op == "socket_dropped":
-            self._leave_all(lambda socket: socket == identity["socket"])
+            self._sessions.leave_all(lambda socket: socket == identity["socket"])
             return {}
         caller = self.tokens.named(identity["name"])
         if caller is None:
@@ -279,18 +242,13 @@ class Services:
     def _peer_lost(self, index: int) -> None:
         """Note that another process has ended, and its sockets with it."""
         prefix = f"{index}."
-        self._leave_all(lambda socket: socket.startswith(prefix))
-
-    def _leave_all(self, left: Callable[[str], bool]) -> None:
-        for session in list(self._sessions.by_id.values()):
-            for socket in [socket for socket in session.sockets if left(socket)]:
-                self._leave(session, socket)
+        self._sessions.leave_all(lambda socket: socket.startswith(prefix))
 
     # -- the end -------------------------------------------------------------------------------------------------
 
     async def drain(self) -> None:
         """Refuse new sessions and let running operations finish, within the grace period; later ones get an error."""
-        self.lifecycle.phase = Phase.DRAINING
+        self.lifecycle.phase = ServerPhase.DRAINING
         deadline = asyncio.get_running_loop().time() + self.settings.drain_grace_s
         await self._runner.idle(self.settings.drain_grace_s)
         await self._gateway.idle(max(0.0, deadline - asyncio.get_running_loop().time()))
@@ -314,17 +272,6 @@ class Services:
             await self._tracing.close()
         self._quota_counters.close()
         self._affinity.close()
-
-    async def _probe(self, entry: CatalogEntry) -> None:
-        # Children would import all that is built in before the first session.
-        worker = self._worker_pools.get("inline" if entry.built_in else entry.isolation)
-        key = f"probe-{entry.env_id}"
-        try:
-            spaces = await worker.make(key, entry.source, {}, timeout=self.settings.make_timeout_s)
-        except (EnvironmentRaised, OperationTimeout, WorkerLost) as error:
-            raise ConfigurationError(f"{entry.env_id} cannot be made without kwargs: {error}") from error
-        entry.take_spaces(*spaces)
-        await worker.close(key)
 
 
 def _tracing(

@@ -20,7 +20,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import NOBODY, Tokens
-from rollgym.env_server.common.io_process import Lifecycle, Phase
+from rollgym.env_server.common.io_process import Lifecycle, ServerPhase
 from rollgym.env_server.common.negotiation import answer, own_path, read_headers
 from rollgym.env_server.http.call_routes import HEADERS, SERVICES, answered, problem_response
 from rollgym.env_server.http.calls import CALLS, HOT_CALLS, REGISTRATION_CALLS, RUN_CODE_CALLS
@@ -291,9 +291,9 @@ class App:
 
     async def _ready(self, request: Request) -> Response:
         phase = self._lifecycle.phase
-        reasons = await self._services.readiness()
+        reasons = await self._services.reports.readiness()
         body = {
-            "status": "unready" if reasons and phase is Phase.READY else phase.value,
+            "status": "unready" if reasons and phase is ServerPhase.READY else phase.value,
             "reasons": [reason._asdict() for reason in reasons],
         }
         status = 503 if reasons else 200
@@ -304,7 +304,7 @@ class App:
         if caller is None:
             raise ProblemError("unauthorized", "metrics need a token with the role 'admin'")
         caller.require("admin")
-        return Response(await self._services.metrics_text(caller), media_type=CONTENT_TYPE_LATEST)
+        return Response(await self._services.reports.metrics(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
         root = request.scope.get("root_path")

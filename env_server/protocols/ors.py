@@ -87,7 +87,7 @@ _SAYS = problems("unknown_env", "draining")
 _Endpoint = Callable[..., Awaitable[Response]]
 
 
-class EventStream(Response):
+class OrsEventStream(Response):
     """A stream of events.
 
     If the client disconnects, its operation continues without it, and the client may ask for the result again.
@@ -157,7 +157,7 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "`task_id`, then `chunk` and `end`, whose data are the parts of a JSON text, or `error`",
         "content": {
-            EventStream.media_type: {
+            OrsEventStream.media_type: {
                 "schema": {
                     "type": "object",
                     "properties": {
@@ -279,7 +279,10 @@ async def ors_tools(call: Call, env_id: PathId) -> Response:
 
 
 @ORS_CALLS.post(
-    "/create_session", response_class=EventStream, status_code=200, responses=_EVENTS | problems("draining")
+    "/create_session",
+    response_class=OrsEventStream,
+    status_code=200,
+    responses=_EVENTS | problems("draining"),
 )
 async def ors_create_session(call: Call, request: OrsOpening) -> Response:
     """ORS: a name for a session that `create` will make, in the event `task_id`."""
@@ -287,7 +290,7 @@ async def ors_create_session(call: Call, request: OrsOpening) -> Response:
     async def end() -> Iterable[bytes]:
         return [event("end")]
 
-    return EventStream(event("task_id", secrets.token_hex(_SESSION_BYTES)), end)
+    return OrsEventStream(event("task_id", secrets.token_hex(_SESSION_BYTES)), end)
 
 
 @ORS_CALLS.post(
@@ -363,7 +366,7 @@ async def ors_messages(call: Call, env_id: PathId) -> Response:
 @_of_environment(
     "POST",
     "/call",
-    response_class=EventStream,
+    response_class=OrsEventStream,
     status_code=200,
     responses=_EVENTS | problems(*RUNS),
     openapi_extra=_OF_SESSION,
@@ -390,13 +393,13 @@ async def ors_call(call: Call, env_id: PathId, request: OrsCall) -> Response:
             return result_events(refused_payload(refused), limit)
         return result_events(result_payload(reply), limit)
 
-    return EventStream(event("task_id", call_id(episode, step)), take)
+    return OrsEventStream(event("task_id", call_id(episode, step)), take)
 
 
 @_of_environment(
     "POST",
     "/score_group",
-    response_class=EventStream,
+    response_class=OrsEventStream,
     status_code=200,
     responses=_EVENTS | problems(*RUNS, "not_found"),
     openapi_extra=_OF_SESSION,

@@ -276,6 +276,22 @@ class Sessions:
         session.orphaned_at = asyncio.get_running_loop().time()
         self._expiry.watch(session)
 
+    def leave(self, session: BaseSession, socket: str) -> None:
+        """Note that a socket has left a session; after its last one the session stays for a time."""
+        session.sockets.discard(socket)
+        if session.lingers and not session.sockets and session.orphaned_at is None:
+            self.orphan(session)
+
+    def leave_all(self, left: Callable[[str], bool]) -> None:
+        """Note that sockets have left all their sessions.
+
+        Args:
+            left: Whether that is so of a socket.
+        """
+        for session in list(self.by_id.values()):
+            for socket in [socket for socket in session.sockets if left(socket)]:
+                self.leave(session, socket)
+
     def end(self, session: BaseSession, reason: EndReason) -> None:
         """End a session at once; its environment is closed in the background. Running operations are given up."""
         if self.by_id.pop(session.session_id, None) is None:

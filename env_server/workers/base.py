@@ -192,3 +192,23 @@ class Worker(ABC):
     @abstractmethod
     async def shutdown(self) -> None:
         """End all environments and whatever they run in."""
+
+
+class CallingWorker(Worker):
+    """A worker whose environments are in other processes, which answer named operations."""
+
+    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
+        """Take a step in the environment's process."""
+        return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
+
+    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
+        """Render the state that the environment's process has."""
+        return await self._run(key, "render", mode, timeout=timeout)
+
+    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
+        """Set a new seed for the random generator in the environment's process."""
+        await self._run(key, "reseed", seed, timeout=timeout)
+
+    @abstractmethod
+    async def _run(self, key: str, op: str, *arguments: Any, timeout: float | None) -> Any:
+        """Have the process of an environment do an operation, and return its result. Raises like `make`."""

@@ -40,7 +40,7 @@ _CLOCK_TICK_S = 1e-3
 _MAX_NUMBER = 2**32
 
 
-class Operation:
+class ChildOperation:
     """An operation that was sent to a child.
 
     Attributes:
@@ -129,7 +129,7 @@ class ChildProcess(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._watch(ours)
         self._reader = FrameReader()
-        self._queue: deque[Operation] = deque()
+        self._queue: deque[ChildOperation] = deque()
         self._number = 0
         self._head_since = self._loop.time()
         self._timer_at = self._loop.time() + _START_TIMEOUT_S
@@ -152,7 +152,7 @@ class ChildProcess(asyncio.Protocol):
 
     def ask(
         self, op: str, arguments: tuple[Any, ...], *, environment: int = -1, timeout: float | None
-    ) -> Operation:
+    ) -> ChildOperation:
         """Send an operation; return the future of its result.
 
         The future raises `EnvironmentRaised`, `OperationTimeout` (the operation took too long and the child was
@@ -171,9 +171,9 @@ class ChildProcess(asyncio.Protocol):
         environment: int,
         future: "asyncio.Future[Any] | None",
         timeout: float | None,
-    ) -> Operation:
+    ) -> ChildOperation:
         number = self._number = (self._number + 1) % _MAX_NUMBER
-        operation = Operation(op, number, environment, future, timeout)
+        operation = ChildOperation(op, number, environment, future, timeout)
         if not self.alive:
             self._tell_lost(operation, "the worker process has ended")
             return operation
@@ -189,7 +189,7 @@ class ChildProcess(asyncio.Protocol):
         self._arm()
         return operation
 
-    def abandon(self, operation: Operation) -> None:
+    def abandon(self, operation: ChildOperation) -> None:
         """Stop waiting for an operation. It may finish, but gets little time for that."""
         if not self._queue:
             return
@@ -293,7 +293,7 @@ class ChildProcess(asyncio.Protocol):
         else:
             future.set_exception(EnvironmentRaised(*result))
 
-    def _count(self, operation: Operation) -> None:
+    def _count(self, operation: ChildOperation) -> None:
         """Count how long the operation that ran had waited, and how long it ran."""
         now = time.perf_counter()
         if operation.future is not None:
@@ -352,7 +352,7 @@ class ChildProcess(asyncio.Protocol):
             self._tell_lost(operation, reason, at_fault=at_fault and self.ready and position == 0)
         self._ended(self)
 
-    def _tell_lost(self, operation: Operation, reason: str, *, at_fault: bool = False) -> None:
+    def _tell_lost(self, operation: ChildOperation, reason: str, *, at_fault: bool = False) -> None:
         if operation.future is not None and not operation.future.done():
             operation.future.set_exception(WorkerLost(reason, at_fault=at_fault))
 

@@ -21,14 +21,13 @@ from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.env_server.common.logs import LogFormat
 from rollgym.env_server.workers import boundary
 from rollgym.env_server.workers.base import (
+    CallingWorker,
     EnvironmentRaised,
     EnvSource,
     NoWorker,
     OperationTimeout,
     Spaces,
-    StepOutcome,
     Verdict,
-    Worker,
     WorkerLost,
 )
 from rollgym.env_server.workers.child_process import ChildProcess
@@ -237,7 +236,7 @@ class _Place(NamedTuple):
     number: int
 
 
-class ProcessWorker(Worker):
+class ProcessWorker(CallingWorker):
     """Runs environments in a pool of child processes, many in each.
 
     A child is started when one is needed, and replaced when it dies. A new environment goes to the child that holds the
@@ -377,18 +376,6 @@ class ProcessWorker(Worker):
         """Begin an episode in the child's environment."""
         observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
         return observation, info
-
-    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step in the child's environment."""
-        return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
-
-    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Render the current state of the child's environment."""
-        return await self._run(key, "render", mode, timeout=timeout)
-
-    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Set a new seed for the random generator of the child's environment."""
-        await self._run(key, "reseed", seed, timeout=timeout)
 
     async def close(self, key: str) -> None:
         """Let an environment go; its child closes it when it comes to that."""

@@ -32,7 +32,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class RequestAnswer:
     """What became of one request.
 
     Attributes:
@@ -51,7 +51,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class CallResult:
     """What a call came to: a value, or why there is none.
 
     Attributes:
@@ -70,9 +70,9 @@ class Result:
 
 
 LATE = "late"
-MISSING = Answer("missing")
-GIVEN_UP = Answer("given up")
-NOT_ASKED = Answer("not asked")
+MISSING = RequestAnswer("missing")
+GIVEN_UP = RequestAnswer("given up")
+NOT_ASKED = RequestAnswer("not asked")
 
 
 def whole_characters(text: str) -> str:
@@ -80,20 +80,20 @@ def whole_characters(text: str) -> str:
     return text.encode(errors="replace").decode()
 
 
-def read_answers(output: bytes, count: int) -> list[Answer]:
+def read_answers(output: bytes, count: int) -> list[RequestAnswer]:
     """Return the answer to each request, by number.
 
     Whatever a program may have written in between is left out, and what is answered twice is not answered.
     """
-    found: dict[int, Answer] = {}
+    found: dict[int, RequestAnswer] = {}
     for line in output.split(b"\n"):
         answer = _read(line)
         if answer is not None and 0 <= answer[0] < count:
-            found[answer[0]] = Answer("doubled") if answer[0] in found else answer[1]
+            found[answer[0]] = RequestAnswer("doubled") if answer[0] in found else answer[1]
     return [found.get(number, MISSING) for number in range(count)]
 
 
-def _read(line: bytes) -> tuple[int, Answer] | None:
+def _read(line: bytes) -> tuple[int, RequestAnswer] | None:
     try:
         data = orjson.loads(line)
     except orjson.JSONDecodeError:
@@ -104,37 +104,37 @@ def _read(line: bytes) -> tuple[int, Answer] | None:
     code = data.get("exit")
     if any(type(each) is not str for each in texts.values()) or (code is not None and type(code) is not int):
         return None
-    return data["id"], Answer(exit=code, **texts)
+    return data["id"], RequestAnswer(exit=code, **texts)
 
 
-def result_of(answer: Answer) -> Result:
+def result_of(answer: RequestAnswer) -> CallResult:
     """Return the value that a call answered with, or why there is none."""
     if answer.status != "answered":
-        return Result(failure=_ENDS.get(answer.status, _ended(answer)), late=answer.status == LATE)
+        return CallResult(failure=_ENDS.get(answer.status, _ended(answer)), late=answer.status == LATE)
     try:
         reply = values.read_json(answer.reply)
         if isinstance(reply, Mapping) and "dict" not in reply:
             return _raised(reply)
         told = values.build(reply)
     except values.ValueRefusedError as error:
-        return Result(failure=f"the answer is no value: {error}")
+        return CallResult(failure=f"the answer is no value: {error}")
     if isinstance(told, dict) and "coroutine" in told:
-        return Result(failure="it returned a coroutine, which is not awaited")
+        return CallResult(failure="it returned a coroutine, which is not awaited")
     if not isinstance(told, dict) or "value" not in told:
-        return Result(failure="the answer is of no known form")
-    return Result(value=told["value"], has_nan=values.holds_nan(reply))
+        return CallResult(failure="the answer is of no known form")
+    return CallResult(value=told["value"], has_nan=values.holds_nan(reply))
 
 
-def _raised(reply: Mapping[str, Any]) -> Result:
+def _raised(reply: Mapping[str, Any]) -> CallResult:
     names: Sequence[Any] = reply.get("raised") or ["an answer that is no plain value"]
     text = str(reply.get("text") or reply.get("refused") or "")[:200]
     name = str(names[0])[:50] if isinstance(names, list) and names else "?"
-    return Result(
+    return CallResult(
         failure=whole_characters(f"{name}: {text}".strip(": ")), unloadable=reply.get("loading") is True
     )
 
 
-def _ended(answer: Answer) -> str:
+def _ended(answer: RequestAnswer) -> str:
     if answer.exit is not None and answer.exit < 0:
         return f"the program was ended by signal {-answer.exit}"
     last = answer.errors.strip().rpartition("\n")[2][:200]

@@ -85,7 +85,7 @@ class Lines:
         return line
 
 
-class Conversation:
+class SuiteConversation:
     """A program and its tests, each in a sandbox of its own.
 
     Args:
@@ -197,7 +197,7 @@ class Conversation:
         return {"status": "gone"}
 
 
-def evaluate(sandbox: Sandbox, suite: Suite) -> dict[int, list[Any]]:
+def evaluate_pairs(sandbox: Sandbox, suite: Suite) -> dict[int, list[Any]]:
     """Return the arguments and expected values of pairs as they are written, by number, without any program.
 
     Raises:

@@ -11,8 +11,8 @@ from rollgym.envs.code.forms import read_question
 from rollgym.envs.code.grader import Grader
 from rollgym.envs.code.item import Item
 from rollgym.envs.code.sandboxes import GradingLimits, Scoring, TestSeconds, operator_sandbox
-from rollgym.envs.code.tasks import TaskData, TaskSource
-from rollgym.envs.code.turns import Turn, TurnEnv, cut
+from rollgym.envs.code.tasks import CodeTaskSource, TaskData
+from rollgym.envs.code.turns import ReplyTurn, TurnEnv, cut
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit, checked_split
 
@@ -69,7 +69,7 @@ class CodeEnv(TurnEnv):
         self._turn_penalty = float(turn_penalty)
         # A turn runs the visible tests and then the hidden ones, and is to end within a server's step.
         self._grading_limits = GradingLimits(seconds=seconds, total_seconds=_TOTAL_SECONDS)
-        self._tasks = TaskSource(data, checked_split(split))
+        self._tasks = CodeTaskSource(data, checked_split(split))
         self._grader: Grader | None = None
         self._fields: Mapping[str, Any] = {}
         self._item = Item(form="", question="")
@@ -92,12 +92,12 @@ class CodeEnv(TurnEnv):
             "tests decide in the end."
         )
 
-    def _take(self, reply: str, *, last: bool) -> Turn:
+    def _take(self, reply: str, *, last: bool) -> ReplyTurn:
         extracted = extract(reply, self._item.language)
         penalty = self._turn_penalty if self._turns > 1 else 0.0
         if extracted is None or not extracted.fenced:
             note = "There is no program in your reply: put it in one fenced block that begins with ```python."
-            return Turn(note, penalty, valid=False)
+            return ReplyTurn(note, penalty, valid=False)
         if self._grader is None:
             self._grader = Grader(operator_sandbox(), self._grading_limits)
         shown, hidden = self._parts()
@@ -106,7 +106,7 @@ class CodeEnv(TurnEnv):
         passes = self._seen_passed == len(shown)
         text = self._feedback(shown, seen)
         if not passes and not last:
-            return Turn(text, penalty)
+            return ReplyTurn(text, penalty)
         checked = self._grader.grade(
             self._item,
             extracted.code,
@@ -119,7 +119,7 @@ class CodeEnv(TurnEnv):
         score = passed / len(hidden) if self._scoring == "fraction" else float(success)
         stopped = any(checked[number].why == NOT_RUN for number in hidden)
         text += "\nA hidden test failed." if stopped else f"\n{passed} of {len(hidden)} hidden tests passed."
-        return Turn(text, score + penalty, terminated=passes, success=success)
+        return ReplyTurn(text, score + penalty, terminated=passes, success=success)
 
     def _parts(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the numbers of the tests that may be seen, and of those that decide."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from rollgym.envs.code.item import Call, Item, ItemError, Reference, Stream
+from rollgym.envs.code.item import Item, ItemError, ProgramCall, Reference, Stream
 from rollgym.envs.code.suites import readable, suite_of_check, suite_of_list, suite_of_pytest
 
 _MOST_BYTES = 256 * 1024 * 1024
@@ -156,7 +156,7 @@ def _inputs_and_outputs(form: str, tests: Mapping[str, Any], question: str, star
         ]
         return Item(form=form, question=question, starter=starter, streams=streams, visible=_visible(streams))
     calls = [
-        Call(_identifier(name), _arguments(one), _accepted_values(one, two))
+        ProgramCall(_identifier(name), _arguments(one), _accepted_values(one, two))
         for one, two in zip(inputs, outputs, strict=True)
     ]
     return Item(
@@ -233,7 +233,7 @@ def _live_code_bench(fields: Mapping[str, Any]) -> Item:
     if name is None:
         raise ItemError("the field 'metadata' names no func_name for functional tests")
     calls = [
-        Call(
+        ProgramCall(
             _identifier(name),
             [_json(line, "input") for line in _text(case, "input").split("\n") if line.strip()],
             [_json(_text(case, "output"), "output")],

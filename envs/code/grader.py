@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
-from rollgym.envs.code.answers import LATE, NOT_RUN, Answer, Checked, Result, result_of
+from rollgym.envs.code.answers import LATE, NOT_RUN, CallResult, Checked, RequestAnswer, result_of
 from rollgym.envs.code.comparing import holds, same, same_approximately, same_stream
-from rollgym.envs.code.conversation import Conversation, evaluate
+from rollgym.envs.code.conversation import SuiteConversation, evaluate_pairs
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.item import Item, ItemError, Reference, sent_arguments
 from rollgym.envs.code.runs import Calls, Runs, Units
@@ -92,7 +92,7 @@ class Grader:
             if number in known
         }
 
-        def right(number: int, result: Result) -> bool:
+        def right(number: int, result: CallResult) -> bool:
             # A number that is none compares with everything as false, and so it is unequal to anything.
             is_number = suite.mentions_nan or not result.has_nan
             return is_number and holds(pairs[number].assertion.relation, known[number][2], result.value)
@@ -106,7 +106,7 @@ class Grader:
         cases |= {number: pairs[number].test for number in unknown}
         if cases and not (failed and job.to_first_failure):
             setup = runs.setup(_units(item, job.code), "solution")
-            with Conversation(self._sandbox, runs.limits()) as conversation:
+            with SuiteConversation(self._sandbox, runs.limits()) as conversation:
                 reports = conversation.hold(
                     suite.checking(unknown),
                     suite,
@@ -145,7 +145,7 @@ class Grader:
         if len(known) < len(literal):
             script = suite.evaluation()
             content = json.dumps([script.before, script.units, script.functions]).encode()
-            written = self._known.get(content, lambda: evaluate(self._sandbox, suite))
+            written = self._known.get(content, lambda: evaluate_pairs(self._sandbox, suite))
             # Built each time: an iterator can be passed only once.
             known |= {
                 number: tuple(values.build(each) for each in parts)
@@ -167,7 +167,7 @@ class Grader:
         content = json.dumps([reference.source, values.plain(list(reference.inputs))]).encode()
         answers = self._known.get(content, expected)
 
-        def right(number: int, result: Result) -> bool:
+        def right(number: int, result: CallResult) -> bool:
             if reference.tolerance is not None:
                 return same_approximately(answers[number], result.value, reference.tolerance)
             return same(answers[number], result.value)
@@ -188,7 +188,7 @@ class _Job:
 def _by_calls(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
     item = job.item
 
-    def right(number: int, result: Result) -> bool:
+    def right(number: int, result: CallResult) -> bool:
         return any(same(each, result.value, loose=item.loose) for each in item.calls[number].accepted)
 
     calls: Calls = {number: (item.calls[number].name, item.calls[number].args, {}) for number in wanted}
@@ -198,7 +198,7 @@ def _by_calls(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
 def _by_streams(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
     streams = job.item.streams
 
-    def fails(number: int, answer: Answer) -> bool:
+    def fails(number: int, answer: RequestAnswer) -> bool:
         return not _of_stream(streams[number].accepted, answer).passed
 
     inputs = {number: streams[number].stdin for number in wanted}
@@ -206,11 +206,11 @@ def _by_streams(job: _Job, wanted: Sequence[int]) -> dict[int, Checked]:
     return {number: _of_stream(streams[number].accepted, answer) for number, answer in answers.items()}
 
 
-def _judged(job: _Job, calls: Calls, right: Callable[[int, Result], bool]) -> dict[int, Checked]:
-    def checked(number: int, result: Result) -> Checked:
+def _judged(job: _Job, calls: Calls, right: Callable[[int, CallResult], bool]) -> dict[int, Checked]:
+    def checked(number: int, result: CallResult) -> Checked:
         return _of_result(result, not result.failure and right(number, result))
 
-    def fails(number: int, answer: Answer) -> bool:
+    def fails(number: int, answer: RequestAnswer) -> bool:
         return not checked(number, result_of(answer)).passed
 
     units = _units(job.item, job.code)
@@ -248,7 +248,7 @@ def shown(value: Any) -> str:
         return "a value with a very large number in it"
 
 
-def _of_result(result: Result, right: bool) -> Checked:
+def _of_result(result: CallResult, right: bool) -> Checked:
     if result.failure:
         return Checked(False, result.failure, unloadable=result.unloadable, late=result.late)
     return (
@@ -258,7 +258,7 @@ def _of_result(result: Result, right: bool) -> Checked:
     )
 
 
-def _of_stream(accepted: Sequence[str], answer: Answer) -> Checked:
+def _of_stream(accepted: Sequence[str], answer: RequestAnswer) -> Checked:
     if answer.status != "ended" or answer.exit != 0:
         return Checked(
             False,

@@ -18,7 +18,7 @@ class ItemError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProgramCall:
     """A call of the program, and what it should answer.
 
     Attributes:
@@ -80,7 +80,7 @@ class Item:
     entry: str | None = None
     before: str = ""
     prompt: str = ""
-    calls: Sequence[Call] = ()
+    calls: Sequence[ProgramCall] = ()
     streams: Sequence[Stream] = ()
     suite: Suite | None = None
     reference: Reference | None = None

@@ -11,7 +11,7 @@ import numpy as np
 from rollgym.envs.code.answers import read_answers, whole_characters
 from rollgym.envs.code.conversation import ProgramSession
 from rollgym.envs.code.inside import values
-from rollgym.envs.code.sessions import Goal, SessionEnv, same_answer
+from rollgym.envs.code.sessions import SessionEnv, SessionGoal, same_answer
 from rollgym.envs.code.turns import cut
 from rollgym.envs.core.splits import Split, split_of_text
 
@@ -35,7 +35,7 @@ class PythonReplEnv(SessionEnv):
     _blocks: ClassVar[tuple[str, ...]] = ("python", "py", "python3")
     _program: ClassVar[str] = "candidate"
 
-    def _draw(self, split: Split | None) -> Goal:
+    def _draw(self, split: Split | None) -> SessionGoal:
         self._interpreter = self._requests = 0
         return draw_goal(self.np_random, split)
 
@@ -100,7 +100,7 @@ _TRIES = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OrderRow:
     """A row of `orders.csv`."""
 
     day: int
@@ -123,7 +123,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class _Data:
-    orders: Sequence[Order]
+    orders: Sequence[OrderRow]
     events: Sequence[Event]
     region: str
     product: str
@@ -201,7 +201,7 @@ _QUESTIONS: Sequence[_Question] = (
 )
 
 
-def draw_goal(rng: np.random.Generator, split: Split | None) -> Goal:
+def draw_goal(rng: np.random.Generator, split: Split | None) -> SessionGoal:
     """Draw a question of a split with its data.
 
     Raises:
@@ -221,7 +221,7 @@ def draw_goal(rng: np.random.Generator, split: Split | None) -> Goal:
                 "In the working directory lie orders.csv (columns day, region, product, state, units, price) and "
                 "events.log (each line: second, level, part, milliseconds)."
             )
-            return Goal(f"{about}\n{text}", files, answer=question.answer(data), solution=(code,))
+            return SessionGoal(f"{about}\n{text}", files, answer=question.answer(data), solution=(code,))
     raise ValueError(f"no question of the split {split} in {_TRIES} tries")
 
 
@@ -230,7 +230,7 @@ def _draw_data(rng: np.random.Generator) -> _Data:
         return names[int(rng.integers(len(names)))]
 
     orders = [
-        Order(
+        OrderRow(
             day,
             one(_REGIONS),
             one(_PRODUCTS),
@@ -257,7 +257,7 @@ def _files(data: _Data) -> Mapping[str, bytes]:
     }
 
 
-def _paid(data: _Data) -> list[Order]:
+def _paid(data: _Data) -> list[OrderRow]:
     return [order for order in data.orders if order.state == "paid"]
 
 

@@ -7,7 +7,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rollgym.envs.code.answers import GIVEN_UP, LATE, NOT_ASKED, Answer, Result, read_answers, result_of
+from rollgym.envs.code.answers import (
+    GIVEN_UP,
+    LATE,
+    NOT_ASKED,
+    CallResult,
+    RequestAnswer,
+    read_answers,
+    result_of,
+)
 from rollgym.envs.code.conversation import Lines, program
 from rollgym.envs.code.inside import values
 from rollgym.envs.code.item import sent_arguments
@@ -20,7 +28,7 @@ Units = Sequence[tuple[str, str]]
 Calls = Mapping[int, tuple[str, Sequence[Any], Mapping[str, Any]]]
 """Calls by number: the function, positional arguments and others."""
 
-Fails = Callable[[int, Answer], bool]
+Fails = Callable[[int, RequestAnswer], bool]
 """Tells that an answer, to the request of a number, fails its test."""
 
 _OUTPUT_KB = 16 * 1024
@@ -70,7 +78,7 @@ class Runs:
             "answer_bytes": values.MAX_CHARACTERS,
         }
 
-    def calls(self, units: Units, calls: Calls, fails: Fails | None = None) -> dict[int, Result]:
+    def calls(self, units: Units, calls: Calls, fails: Fails | None = None) -> dict[int, CallResult]:
         """Make calls; return what each came to, by number.
 
         Args:
@@ -87,7 +95,7 @@ class Runs:
 
     def programs(
         self, language: Language, code: str, inputs: Mapping[int, str], fails: Fails | None = None
-    ) -> dict[int, Answer]:
+    ) -> dict[int, RequestAnswer]:
         """Run a program that reads and writes on inputs; return what became of each, by number.
 
         Args:
@@ -106,7 +114,7 @@ class Runs:
 
     def _ask(
         self, setup: Mapping[str, Any], asked: Sequence[Mapping[str, Any]], fails: Fails | None
-    ) -> list[Answer]:
+    ) -> list[RequestAnswer]:
         """Have a program answer requests, in an order that it cannot know."""
         if not asked:
             return []
@@ -126,7 +134,7 @@ class Runs:
 
     def _together(
         self, setup: Mapping[str, Any], requests: Sequence[Mapping[str, Any]], limits: Limits
-    ) -> list[Answer]:
+    ) -> list[RequestAnswer]:
         """Send all requests at once."""
         result = self._sandbox.run(program("candidate"), stdin=_lines(setup, *requests), limits=limits)
         raise_faults(result)
@@ -140,7 +148,7 @@ class Runs:
         requests: Sequence[Mapping[str, Any]],
         limits: Limits,
         fails: Fails,
-    ) -> list[Answer]:
+    ) -> list[RequestAnswer]:
         """Send one request after the other, until an answer fails its test."""
         answers = [NOT_ASKED] * len(requests)
         heard = False
@@ -181,7 +189,7 @@ class Runs:
 
     def _one_by_one(
         self, language: Language, code: str, inputs: Sequence[str], fails: Fails | None
-    ) -> list[Answer]:
+    ) -> list[RequestAnswer]:
         """Run a program in a language that has no server of ours: a sandbox for each input."""
         answers = [NOT_ASKED] * len(inputs)
         for index, stdin in enumerate(inputs):
@@ -191,7 +199,7 @@ class Runs:
                 break
         return answers
 
-    def _alone(self, language: Language, code: str, stdin: str) -> Answer:
+    def _alone(self, language: Language, code: str, stdin: str) -> RequestAnswer:
         if self._deadline.left < _LEAST_SECONDS or self._late >= self._grading.patience:
             return GIVEN_UP
         result = self._sandbox.run(
@@ -201,11 +209,11 @@ class Runs:
         )
         raise_faults(result)
         if result.outcome is Outcome.TIME_LIMIT:
-            return Answer(LATE)
+            return RequestAnswer(LATE)
         if result.stdout_truncated:
-            return Answer("flooded")
+            return RequestAnswer("flooded")
         ended = -result.signal if result.signal is not None else result.exit_code
-        return Answer(
+        return RequestAnswer(
             "ended",
             # A program that was not compiled, or that the sandbox ended, has no exit code.
             exit=1 if ended is None or result.outcome not in _FINISHED else ended,

@@ -11,7 +11,7 @@ from rollgym.clients.replies.marks import fenced_blocks, fenced_lines, last_tagg
 from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.code.conversation import ProgramSession, SandboxEndedError
 from rollgym.envs.code.sandboxes import operator_sandbox
-from rollgym.envs.code.turns import Turn, TurnEnv
+from rollgym.envs.code.turns import ReplyTurn, TurnEnv
 from rollgym.envs.core.hooks import checked_options
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import Split, TaskSplit, checked_split
@@ -19,7 +19,7 @@ from rollgym.sandbox.core.base import Sandbox
 
 
 @dataclass(frozen=True, slots=True)
-class Goal:
+class SessionGoal:
     """A task with its files and its solution.
 
     Attributes:
@@ -92,12 +92,12 @@ class SessionEnv(TurnEnv):
         self._characters = output_characters
         self._split = checked_split(split)
         self._session: ProgramSession | None = None
-        self._goal = Goal(question="", files={})
+        self._goal = SessionGoal(question="", files={})
 
     # -- what an environment implements --------------------------------------------------------------------------
 
     @abstractmethod
-    def _draw(self, split: Split | None) -> Goal:
+    def _draw(self, split: Split | None) -> SessionGoal:
         """Draw a goal from `self.np_random`."""
 
     @abstractmethod
@@ -120,29 +120,29 @@ class SessionEnv(TurnEnv):
         self.close()
         return self._goal.question
 
-    def _take(self, reply: str, *, last: bool) -> Turn:
+    def _take(self, reply: str, *, last: bool) -> ReplyTurn:
         try:
             return self._done(reply)
         except SandboxEndedError as ended:
             # It is what the policy wanted, and no fault that would have the episode played again.
             self.close()
-            return Turn(
+            return ReplyTurn(
                 f"[what you ran has ended the sandbox, and the task with it: {ended}]", terminated=True
             )
 
-    def _done(self, reply: str) -> Turn:
+    def _done(self, reply: str) -> ReplyTurn:
         text = strip_thinking(reply)
         blocks = [code for name, code in fenced_blocks(text) if name in self._blocks]
         # A person has but one line.
         blocks = blocks or [code for name, code in fenced_lines(text) if name in self._blocks]
         if blocks:
-            return Turn(self._run(self._opened(), "\n".join(blocks)))
+            return ReplyTurn(self._run(self._opened(), "\n".join(blocks)))
         answer = last_tagged(text, "answer")
         if answer is None:
             note = f"Your reply has neither a block that begins with ```{self._blocks[0]} nor an answer in answer tags."
-            return Turn(note, valid=False)
+            return ReplyTurn(note, valid=False)
         reached = self._judge(self._opened(), answer.strip())
-        return Turn("Right." if reached else "Wrong.", float(reached), terminated=True, success=reached)
+        return ReplyTurn("Right." if reached else "Wrong.", float(reached), terminated=True, success=reached)
 
     def _opened(self) -> ProgramSession:
         # Only when something is run: a session costs a process.

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rollgym.envs.code.conversation import ProgramSession
-from rollgym.envs.code.sessions import Goal, SessionEnv, same_answer
+from rollgym.envs.code.sessions import SessionEnv, SessionGoal, same_answer
 from rollgym.envs.code.turns import cut
 from rollgym.envs.core.splits import Split, split_of_text
 
@@ -26,7 +26,7 @@ class ShellEnv(SessionEnv):
     _blocks: ClassVar[tuple[str, ...]] = ("bash", "sh", "shell")
     _program: ClassVar[str] = "shell"
 
-    def _draw(self, split: Split | None) -> Goal:
+    def _draw(self, split: Split | None) -> SessionGoal:
         return draw_goal(self.np_random, split)
 
     def _greet(self, session: ProgramSession) -> None:
@@ -75,7 +75,7 @@ _Tree = Mapping[str, bytes]
 _Left = dict[str, tuple[bytes, bool]]
 
 
-def draw_goal(rng: np.random.Generator, split: Split | None) -> Goal:
+def draw_goal(rng: np.random.Generator, split: Split | None) -> SessionGoal:
     """Draw a goal of a split with its files.
 
     Raises:
@@ -102,20 +102,20 @@ def _draw_tree(rng: np.random.Generator) -> _Tree:
     return tree
 
 
-def _asked(text: str, tree: _Tree, answer: object, command: str) -> Goal:
-    return Goal(text, tree, answer=str(answer), solution=(command,))
+def _asked(text: str, tree: _Tree, answer: object, command: str) -> SessionGoal:
+    return SessionGoal(text, tree, answer=str(answer), solution=(command,))
 
 
-def _made(text: str, tree: _Tree, left: _Left, command: str) -> Goal:
+def _made(text: str, tree: _Tree, left: _Left, command: str) -> SessionGoal:
     ending = " Change nothing else below project. When it is done, answer <answer>done</answer>."
-    return Goal(text + ending, tree, answer="done", solution=(command,), left=left)
+    return SessionGoal(text + ending, tree, answer="done", solution=(command,), left=left)
 
 
 def _as_it_is(tree: _Tree) -> _Left:
     return {path: (content, False) for path, content in tree.items()}
 
 
-def _count_files(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _count_files(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     end = _ENDS[int(rng.integers(len(_ENDS)))]
     count = sum(path.endswith(end) for path in tree)
     return _asked(
@@ -126,7 +126,7 @@ def _count_files(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _count_lines(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _count_lines(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     word = _WORDS[int(rng.integers(len(_WORDS)))]
     lines = [line.split() for content in tree.values() for line in content.decode().splitlines()]
     return _asked(
@@ -137,7 +137,7 @@ def _count_lines(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _most_errors(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _most_errors(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     counts = {path: content.decode().split().count("ERROR") for path, content in tree.items()}
     best = min(counts, key=lambda path: (-counts[path], path))
     return _asked(
@@ -150,7 +150,7 @@ def _most_errors(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _total_bytes(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _total_bytes(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     folder = _FOLDERS[int(rng.integers(len(_FOLDERS)))]
     total = sum(len(content) for path, content in tree.items() if path.startswith(f"project/{folder}/"))
     return _asked(
@@ -161,12 +161,12 @@ def _total_bytes(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _delete_empty(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _delete_empty(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     left = {path: each for path, each in _as_it_is(tree).items() if each[0]}
     return _made("Delete all empty files below project.", tree, left, "find project -type f -empty -delete")
 
 
-def _rename(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _rename(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     left = {
         f"{path[:-4]}.md" if path.endswith(".txt") else path: each for path, each in _as_it_is(tree).items()
     }
@@ -176,13 +176,13 @@ def _rename(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _make_executable(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _make_executable(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     left = {path: (content, path.endswith(".sh")) for path, content in tree.items()}
     command = "find project -name '*.sh' -exec chmod +x {} +"
     return _made("Make every file below project that ends in .sh executable.", tree, left, command)
 
 
-def _collect_words(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _collect_words(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     folder = _FOLDERS[int(rng.integers(len(_FOLDERS)))]
     words = {
         word
@@ -202,7 +202,7 @@ def _collect_words(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-def _gather(tree: _Tree, rng: np.random.Generator) -> Goal:
+def _gather(tree: _Tree, rng: np.random.Generator) -> SessionGoal:
     end = _ENDS[int(rng.integers(len(_ENDS)))]
     left: _Left = {}
     for path, each in _as_it_is(tree).items():
@@ -221,7 +221,7 @@ def _gather(tree: _Tree, rng: np.random.Generator) -> Goal:
     )
 
 
-_KINDS: Sequence[Callable[[_Tree, np.random.Generator], Goal]] = (
+_KINDS: Sequence[Callable[[_Tree, np.random.Generator], SessionGoal]] = (
     *(_count_files, _count_lines, _most_errors, _total_bytes),
     *(_delete_empty, _rename, _make_executable, _collect_words, _gather),
 )

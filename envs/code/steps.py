@@ -149,7 +149,7 @@ SOLUTION = "solution"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class AssertedPair:
     """An assertion with its number and the number of the test that it belongs to."""
 
     number: int
@@ -158,7 +158,7 @@ class Pair:
 
 
 @dataclass
-class Step:
+class SuiteStep:
     """A statement, and what becomes of it.
 
     Attributes:
@@ -172,7 +172,7 @@ class Step:
     kind: _Kind
     statement: ast.stmt
     number: int = -1
-    pair: Pair | None = None
+    pair: AssertedPair | None = None
 
 
 @dataclass
@@ -188,20 +188,20 @@ class Numbers:
 
     tests: int = 0
     used: int = 0
-    pairs: list[Pair] = field(default_factory=list)
+    pairs: list[AssertedPair] = field(default_factory=list)
     cases: dict[int, int] = field(default_factory=dict)
 
-    def pair(self, statement: ast.stmt, test: int, assertion: Assertion) -> Step:
+    def pair(self, statement: ast.stmt, test: int, assertion: Assertion) -> SuiteStep:
         """Number an assertion that is data."""
-        self.pairs.append(Pair(self.used, test, assertion))
+        self.pairs.append(AssertedPair(self.used, test, assertion))
         self.used += 1
-        return Step("pair", statement, self.used - 1, self.pairs[-1])
+        return SuiteStep("pair", statement, self.used - 1, self.pairs[-1])
 
-    def case(self, statement: ast.stmt, test: int) -> Step:
+    def case(self, statement: ast.stmt, test: int) -> SuiteStep:
         """Number a statement that has to be run."""
         self.cases[self.used] = test
         self.used += 1
-        return Step("case", statement, self.used - 1)
+        return SuiteStep("case", statement, self.used - 1)
 
     def test(self) -> int:
         """Number a test."""
@@ -209,7 +209,7 @@ class Numbers:
         return self.tests - 1
 
 
-def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Numbers) -> list[Step]:
+def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Numbers) -> list[SuiteStep]:
     """Sort statements of which each assertion, or loop of assertions, is a test of its own.
 
     Raises:
@@ -223,7 +223,7 @@ def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Num
         waiting -= {name for name in waiting if uses(statement, frozenset({name}))}
         if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             # What it says of the program it says at its calls.
-            steps.append(Step("bare" if mentions else "context", statement))
+            steps.append(SuiteStep("bare" if mentions else "context", statement))
             if mentions:
                 names |= {statement.name}
             if mentions and _asserts(statement, asserting):
@@ -235,7 +235,7 @@ def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Num
                 steps.append(numbers.case(statement, numbers.test()))
                 depends = True
             else:
-                steps.append(Step("bare" if mentions else "context", statement))
+                steps.append(SuiteStep("bare" if mentions else "context", statement))
                 depends |= mentions
             continue
         assertion = _split_assertion(statement, names) if mentions else None
@@ -245,7 +245,7 @@ def steps_of_check(body: Sequence[ast.stmt], names: frozenset[str], numbers: Num
             steps.append(numbers.case(statement, numbers.test()))
         else:
             # It says nothing about the program: items of HumanEval have such lines beside their tests.
-            steps.append(Step("dropped", statement))
+            steps.append(SuiteStep("dropped", statement))
     if waiting:
         raise ItemError(f"the tests in {min(waiting)} are never run: nothing calls it")
     return steps
@@ -260,7 +260,7 @@ def _asserts(statement: ast.stmt, asserting: Collection[str]) -> bool:
 
 def steps_together(
     body: Sequence[ast.stmt], names: frozenset[str], numbers: Numbers, test: int
-) -> list[Step]:
+) -> list[SuiteStep]:
     """Sort statements that are one test: all of its assertions are data, or it is run as a whole."""
     found = [
         _split_assertion(each, names) if isinstance(each, ast.Assert) and uses(each, names) else None
@@ -274,7 +274,7 @@ def steps_together(
         whole = ast.If(ast.Constant(True), list(body) or [ast.Pass()], [])
         return [numbers.case(whole, test)]
     return [
-        Step("context", statement) if assertion is None else numbers.pair(statement, test, assertion)
+        SuiteStep("context", statement) if assertion is None else numbers.pair(statement, test, assertion)
         for statement, assertion in zip(body, found, strict=True)
     ]
 
@@ -284,7 +284,7 @@ def _is_simple(statement: ast.stmt, names: frozenset[str]) -> bool:
     return isinstance(statement, plain) and not uses(statement, names) and not imports_program(statement)
 
 
-def evaluation_of(steps: Iterable[Step]) -> list[ast.stmt]:
+def evaluation_of(steps: Iterable[SuiteStep]) -> list[ast.stmt]:
     """Return statements that tell the values of the pairs, and call nothing of the program."""
     made: list[ast.stmt] = []
     for step in steps:
@@ -298,7 +298,7 @@ def evaluation_of(steps: Iterable[Step]) -> list[ast.stmt]:
     return made
 
 
-def checks_of(steps: Iterable[Step], inline: frozenset[int]) -> list[ast.stmt]:
+def checks_of(steps: Iterable[SuiteStep], inline: frozenset[int]) -> list[ast.stmt]:
     """Return statements that run the cases, and the pairs whose values are not known."""
     made: list[ast.stmt] = []
     for step in steps:

@@ -13,9 +13,9 @@ from typing import Any
 from rollgym.envs.code.item import ItemError
 from rollgym.envs.code.steps import (
     SOLUTION,
+    AssertedPair,
     Numbers,
-    Pair,
-    Step,
+    SuiteStep,
     checks_of,
     evaluation_of,
     free_names,
@@ -243,7 +243,7 @@ class Suite:
     """
 
     tests: int
-    pairs: Sequence[Pair]
+    pairs: Sequence[AssertedPair]
     cases: dict[int, int]
     shared: bool
     evaluation: Callable[[], Script]
@@ -345,7 +345,7 @@ def suite_of_pytest(source: str, solution: str) -> Suite:
     free = free_names([tree])
     names = free | {alias.asname or alias.name for alias in imported}
     numbers = Numbers()
-    steps: dict[str, list[Step]] = {}
+    steps: dict[str, list[SuiteStep]] = {}
     functions: list[tuple[int, str]] = []
     module_uses_program = any(
         uses(each, names) for each in tree.body if not isinstance(each, ast.FunctionDef | ast.ClassDef)

@@ -14,7 +14,7 @@ from rollgym.clients.protocol.json_text import read_json, read_shallow_json, wri
 from rollgym.envs.code.forms import read_item
 from rollgym.envs.code.item import ItemError
 from rollgym.envs.code.problems.functions import LISTS, NUMBERS, TEXTS
-from rollgym.envs.code.problems.problem import Problem
+from rollgym.envs.code.problems.problem import CodeProblem
 from rollgym.envs.code.problems.streams import STREAMS
 from rollgym.envs.core.kwargs import OPERATOR
 from rollgym.envs.core.splits import Split, split_of_text
@@ -30,10 +30,10 @@ TaskData = Annotated[
         )
     ),
 ]
-"""The kwarg `data` of an environment that has tasks from a `TaskSource`."""
+"""The kwarg `data` of an environment that has tasks from a `CodeTaskSource`."""
 
 
-class TaskSource:
+class CodeTaskSource:
     """Draws tasks.
 
     Args:
@@ -134,9 +134,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield number, row
 
 
-PROBLEMS: Sequence[Problem] = (*LISTS, *TEXTS, *NUMBERS, *STREAMS)
+PROBLEMS: Sequence[CodeProblem] = (*LISTS, *TEXTS, *NUMBERS, *STREAMS)
 
 
-def problems_of(split: Split | None) -> Sequence[Problem]:
+def problems_of(split: Split | None) -> Sequence[CodeProblem]:
     """Return the problems of a split, or all of them."""
     return [problem for problem in PROBLEMS if split is None or split_of_text(problem.name) == split]

@@ -13,7 +13,7 @@ from rollgym.envs.core.kwargs import DeclaredKwargs
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ReplyTurn:
     """What a reply has led to.
 
     Attributes:
@@ -64,7 +64,7 @@ class TurnEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Set up an episode from `self.np_random` and the reset's options; return the first observation."""
 
     @abstractmethod
-    def _take(self, reply: str, *, last: bool) -> Turn:
+    def _take(self, reply: str, *, last: bool) -> ReplyTurn:
         """Do what a reply says; `last` tells that it is the last one."""
 
     @abstractmethod
@@ -94,7 +94,7 @@ class TurnEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         self._expert = bool(given.pop("expert", False))
         self._turns = self._invalid = 0
         self._seen = self._begin(given)
-        info = self._info(Turn(self._seen), penalty=0.0)
+        info = self._info(ReplyTurn(self._seen), penalty=0.0)
         info["instruction"] = self._instruction()
         info["optimal_steps"] = self._optimal_steps()
         return self._seen, info
@@ -114,7 +114,7 @@ class TurnEnv(DeclaredKwargs, gymnasium.Env[str, str]):
         """Return what the policy saw last."""
         return self._seen if self.render_mode == "ansi" else None
 
-    def _info(self, turn: Turn, *, penalty: float) -> dict[str, Any]:
+    def _info(self, turn: ReplyTurn, *, penalty: float) -> dict[str, Any]:
         digest = hashlib.blake2b(turn.observation.encode(errors="replace"), digest_size=8).hexdigest()
         info: dict[str, Any] = {
             "success": turn.success,

@@ -39,7 +39,7 @@ _TEXTS_BY_NAME = ("dependentRequired", "dependencies")
 _META: Any = Draft202012Validator(Draft202012Validator.META_SCHEMA)
 
 
-class Parts(NamedTuple):
+class SchemaParts(NamedTuple):
     """The parts of a schema.
 
     Attributes:
@@ -55,7 +55,7 @@ class SchemaError(ValueError):
     """A JSON Schema cannot be used; its author has to fix it."""
 
 
-def checked_parts(schema: dict[str, Any]) -> Parts:
+def checked_parts(schema: dict[str, Any]) -> SchemaParts:
     """Return all schemas within a schema, with the targets of references, and drop `$schema` and `$id` from each.
 
     With `$schema`, parts could select validators without bounds: all are read as the dialect of 2020-12. With `$id`,
@@ -77,7 +77,7 @@ def checked_parts(schema: dict[str, Any]) -> Parts:
     _refuse_circles(same_value)
     for part in found.values():
         part.pop("$id", None)
-    return Parts(list(found.values()), targets)
+    return SchemaParts(list(found.values()), targets)
 
 
 def _followed(

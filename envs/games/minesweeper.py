@@ -43,10 +43,10 @@ class Effort:
         """
         self.left -= count
         if self.left < 0:
-            raise TooHardError
+            raise _TooHardError
 
 
-class TooHardError(Exception):
+class _TooHardError(Exception):
     """The search for mines exceeded its limit."""
 
 
@@ -266,7 +266,7 @@ def draw_minefield(
         try:
             if not solvable or field.solvable_from(first, effort):
                 return field
-        except TooHardError:
+        except _TooHardError:
             break
     away = np.array(
         [
@@ -290,7 +290,7 @@ def _is_of(field: Minefield, split: Split | None) -> bool:
 def _is_easy(field: Minefield, first: int) -> bool:
     try:
         return field.solvable_from(first, Effort(_EFFORT_FOR_ONE))
-    except TooHardError:
+    except _TooHardError:
         return False
 
 
@@ -458,7 +458,7 @@ class MinesweeperEnv(TextGame[tuple[str, int]]):
         clues = self._field.clues(self._open)
         try:
             chances = mine_chances(covered, clues, self._mines, Effort(_MOST_WAYS))
-        except TooHardError:
+        except _TooHardError:
             chances = _guessed_chances(covered, clues, self._mines)
         best = min(sorted(chances), key=lambda cell: chances[cell])
         return self.describe_action(("flag" if best in self._flags else "reveal", best))

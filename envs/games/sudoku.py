@@ -45,7 +45,7 @@ _KNOWN = (
 )
 
 
-class TooHardError(Exception):
+class _TooHardError(Exception):
     """The search for solutions exceeded its limit."""
 
 
@@ -108,7 +108,7 @@ def _fill(
     most: int | None,
 ) -> Iterator[Grid]:
     if most is not None and next(looks) >= most:
-        raise TooHardError(f"no answer within {most} positions")
+        raise _TooHardError(f"no answer within {most} positions")
     empty = [cell for cell, number in enumerate(grid) if number == 0]
     if not empty:
         yield tuple(grid)
@@ -303,7 +303,7 @@ class SudokuEnv(TextGame[tuple[int, int]]):
         grid = tuple(map(int, text))
         try:
             solution = only_solution(grid, self._size, _MOST_POSITIONS)
-        except TooHardError:
+        except _TooHardError:
             raise ValueError(
                 "the solution of this puzzle is not found soon enough: give more clues"
             ) from None

@@ -20,7 +20,7 @@ from rollgym.clients.replies.formats.calls import (
 from rollgym.clients.replies.formats.table import FORMATS, format_named
 from rollgym.envs.core.hooks import bridge_old_names, checked_options, complete_metadata, overrides
 from rollgym.envs.core.kwargs import DeclaredKwargs, OneOf, RenderMode
-from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened, text_of_tools
+from rollgym.envs.tools.tool import Toolbox, ToolResult, shortened_result, text_of_tools
 
 CallFormatName = Annotated[str, OneOf(*FORMATS), Field(description="How the policy writes calls.")]
 CallsPerTurn = Annotated[int, Field(ge=1, le=64, description="Calls that one reply may hold.")]
@@ -280,7 +280,7 @@ class ToolEnv(DeclaredKwargs, gymnasium.Env[str, str]):
             result = self.run_call(call)
             self._calls += 1
             failed += result.error
-            results.append(shortened(result.text))
+            results.append(shortened_result(result.text))
         self._errors += failed
         messages = self._results(calls, results)
         text = "\n".join(
@@ -399,7 +399,7 @@ def state_digest(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-class Running:
+class RunningDigest:
     """A short name for texts by key that is kept as they change: a change costs as much as it is long."""
 
     def __init__(self) -> None:

@@ -52,6 +52,7 @@ _GIVEN = (
 )
 _TRADES = ("painter", "engineer", "botanist", "composer", "astronomer", "architect", "chemist", "novelist")
 _WARES = ("amber", "cheese", "clocks", "glass", "paper", "salt", "silk", "tiles")
+_CITIES, _PEOPLE = 10, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Person:
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class ToolWorld:
     """Cities, people, and an article on each."""
 
     cities: tuple[City, ...]
@@ -87,10 +88,10 @@ class World:
         return (*map(_city_article, self.cities), *map(_person_article, self.people))
 
 
-def _draw_world(generator: np.random.Generator, cities: int = 10, people: int = 8) -> World:
+def _draw_world(generator: np.random.Generator) -> ToolWorld:
     """Draw a world; all its names differ."""
-    names = _distinct(generator, cities + people, (_STARTS, _MIDDLES, _ENDS))
-    rivers = _distinct(generator, cities, (_STARTS, _MIDDLES, ("a", "ne", "ra", "sk", "th")))
+    names = _distinct(generator, _CITIES + _PEOPLE, (_STARTS, _MIDDLES, _ENDS))
+    rivers = _distinct(generator, _CITIES, (_STARTS, _MIDDLES, ("a", "ne", "ra", "sk", "th")))
     places = tuple(
         City(
             name,
@@ -99,18 +100,18 @@ def _draw_world(generator: np.random.Generator, cities: int = 10, people: int = 
             river,
             _one(generator, _WARES),
         )
-        for name, river in zip(names[:cities], rivers, strict=True)
+        for name, river in zip(names[:_CITIES], rivers, strict=True)
     )
     persons = tuple(
         Person(
             f"{_one(generator, _GIVEN)} {name}",
             _one(generator, _TRADES),
             int(generator.integers(1900, 1990)),
-            places[int(generator.integers(cities))],
+            places[int(generator.integers(_CITIES))],
         )
-        for name in names[cities:]
+        for name in names[_CITIES:]
     )
-    return World(places, persons)
+    return ToolWorld(places, persons)
 
 
 def _city_article(city: City) -> Document:
@@ -146,7 +147,7 @@ _DAYS = 40_000
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ToolTask:
     """One task.
 
     Attributes:
@@ -194,7 +195,7 @@ def _number(text: str) -> Fraction | None:
 # -- the kinds ---------------------------------------------------------------------------------------------------------
 
 
-def _sum(generator: np.random.Generator) -> Task:
+def _sum(generator: np.random.Generator) -> ToolTask:
     first, second, third, fourth = (int(each) for each in generator.integers(100, 10_000, 4))
     divisor = int(generator.integers(2, 10)) ** 2
     expression = f"({first} * {second} - {third}) * {fourth} / {divisor}"
@@ -204,10 +205,10 @@ def _sum(generator: np.random.Generator) -> Task:
         f"Multiply {first} by {second}, subtract {third}, multiply the result by {fourth}, divide it by {divisor} "
         "and round down to a whole number. What is it?"
     )
-    return Task("sum", question, answer, (ToolCall("calculator", {"expression": expression}),))
+    return ToolTask("sum", question, answer, (ToolCall("calculator", {"expression": expression}),))
 
 
-def _weekday(generator: np.random.Generator) -> Task:
+def _weekday(generator: np.random.Generator) -> ToolTask:
     start = _day(generator)
     days = int(generator.integers(20, 5_000))
     end = start + timedelta(days=days)
@@ -216,17 +217,17 @@ def _weekday(generator: np.random.Generator) -> Task:
         ToolCall("weekday", {"date": end.isoformat()}),
     )
     question = f"Which day of the week is it {days} days after {start.isoformat()}?"
-    return Task("weekday", question, WEEKDAYS[end.weekday()], plan)
+    return ToolTask("weekday", question, WEEKDAYS[end.weekday()], plan)
 
 
-def _days_between(generator: np.random.Generator) -> Task:
+def _days_between(generator: np.random.Generator) -> ToolTask:
     start, end = sorted((_day(generator), _day(generator)))
     call = ToolCall("date_difference", {"start": start.isoformat(), "end": end.isoformat()})
     question = f"How many days after {start.isoformat()} is {end.isoformat()}?"
-    return Task("days", question, str((end - start).days), (call,))
+    return ToolTask("days", question, str((end - start).days), (call,))
 
 
-def _fact(generator: np.random.Generator) -> Task:
+def _fact(generator: np.random.Generator) -> ToolTask:
     world = _draw_world(generator)
     city = _city(generator, world)
     asked, answer = (
@@ -235,10 +236,10 @@ def _fact(generator: np.random.Generator) -> Task:
         (f"On which river does {city.name} lie?", city.river),
         (f"What is {city.name} known for?", city.ware),
     )[int(generator.integers(4))]
-    return Task("fact", asked, answer, (_search(city.name),), world.documents())
+    return ToolTask("fact", asked, answer, (_search(city.name),), world.documents())
 
 
-def _two_facts(generator: np.random.Generator) -> Task:
+def _two_facts(generator: np.random.Generator) -> ToolTask:
     world = _draw_world(generator)
     person = world.people[int(generator.integers(len(world.people)))]
     city = person.birthplace
@@ -247,19 +248,21 @@ def _two_facts(generator: np.random.Generator) -> Task:
         (f"In which year was the birthplace of {person.name} founded?", str(city.founded)),
         (f"On which river does the birthplace of {person.name} lie?", city.river),
     )[int(generator.integers(3))]
-    return Task("two_facts", asked, answer, (_search(person.name), _search(city.name)), world.documents())
+    return ToolTask("two_facts", asked, answer, (_search(person.name), _search(city.name)), world.documents())
 
 
-def _compared(generator: np.random.Generator) -> Task:
+def _compared(generator: np.random.Generator) -> ToolTask:
     world = _draw_world(generator)
     one, other = (world.cities[int(each)] for each in generator.permutation(len(world.cities))[:2])
     expression = f"abs({one.population} - {other.population})"
     plan = (_search(one.name), _search(other.name), ToolCall("calculator", {"expression": expression}))
     question = f"By how much do the numbers of inhabitants of {one.name} and {other.name} differ?"
-    return Task("compared", question, str(abs(one.population - other.population)), plan, world.documents())
+    return ToolTask(
+        "compared", question, str(abs(one.population - other.population)), plan, world.documents()
+    )
 
 
-def _stock(generator: np.random.Generator) -> Task:
+def _stock(generator: np.random.Generator) -> ToolTask:
     names = [_ITEMS[int(each)] for each in generator.permutation(len(_ITEMS))]
     stored = {name: str(int(generator.integers(10, 2_000))) for name in names[:7]}
     picked = names[: int(generator.integers(3, 6))]
@@ -275,10 +278,10 @@ def _stock(generator: np.random.Generator) -> Task:
         f"The store holds a number under each of {listed}. Add them up, store the sum under the key total, change "
         "nothing else, and answer with the sum."
     )
-    return Task("stock", question, total, plan, (), stored, {**stored, "total": total})
+    return ToolTask("stock", question, total, plan, (), stored, {**stored, "total": total})
 
 
-def _noted(generator: np.random.Generator) -> Task:
+def _noted(generator: np.random.Generator) -> ToolTask:
     world = _draw_world(generator)
     picked = [world.cities[int(each)] for each in generator.permutation(len(world.cities))[:3]]
     wanted = {city.name: str(city.founded) for city in picked}
@@ -295,10 +298,10 @@ def _noted(generator: np.random.Generator) -> Task:
         "the name of the city, and nothing but the year. What the store holds of them may be wrong. Remove the key "
         "draft. Answer with the year of the oldest of the three."
     )
-    return Task("noted", question, str(oldest.founded), plan, world.documents(), stored, wanted)
+    return ToolTask("noted", question, str(oldest.founded), plan, world.documents(), stored, wanted)
 
 
-def _primes(generator: np.random.Generator) -> Task:
+def _primes(generator: np.random.Generator) -> ToolTask:
     low = int(generator.integers(100, 20_000))
     high = low + int(generator.integers(200, 2_000))
     code = (
@@ -307,22 +310,22 @@ def _primes(generator: np.random.Generator) -> Task:
     )
     answer = sum(n for n in range(low, high + 1) if all(n % d for d in range(2, int(n**0.5) + 1)))
     question = f"What is the sum of all prime numbers from {low} to {high}?"
-    return Task("primes", question, str(answer), (ToolCall("python", {"code": code}),))
+    return ToolTask("primes", question, str(answer), (ToolCall("python", {"code": code}),))
 
 
-def _digits(generator: np.random.Generator) -> Task:
+def _digits(generator: np.random.Generator) -> ToolTask:
     base, exponent = int(generator.integers(3, 60)), int(generator.integers(50, 300))
     code = f"print(sum(map(int, str({base} ** {exponent}))))"
     question = f"What is the sum of the decimal digits of {base} to the power of {exponent}?"
     answer = sum(map(int, str(base**exponent)))
-    return Task("digits", question, str(answer), (ToolCall("python", {"code": code}),))
+    return ToolTask("digits", question, str(answer), (ToolCall("python", {"code": code}),))
 
 
 def _search(name: str) -> ToolCall:
     return ToolCall("search", {"query": name})
 
 
-def _city(generator: np.random.Generator, world: World) -> City:
+def _city(generator: np.random.Generator, world: ToolWorld) -> City:
     return world.cities[int(generator.integers(len(world.cities)))]
 
 
@@ -331,24 +334,24 @@ def _day(generator: np.random.Generator) -> date:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class TaskKind:
     """A kind of task: which groups of tools it needs, and how one is drawn."""
 
     needs: frozenset[str]
-    draw: Callable[[np.random.Generator], Task]
+    draw: Callable[[np.random.Generator], ToolTask]
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, TaskKind] = MappingProxyType(
     {
-        "sum": Kind(frozenset({"calculator"}), _sum),
-        "fact": Kind(frozenset({"search"}), _fact),
-        "two_facts": Kind(frozenset({"search"}), _two_facts),
-        "compared": Kind(frozenset({"search", "calculator"}), _compared),
-        "stock": Kind(frozenset({"store", "calculator"}), _stock),
-        "noted": Kind(frozenset({"search", "store"}), _noted),
-        "weekday": Kind(frozenset({"dates"}), _weekday),
-        "days": Kind(frozenset({"dates"}), _days_between),
-        "primes": Kind(frozenset({"python"}), _primes),
-        "digits": Kind(frozenset({"python"}), _digits),
+        "sum": TaskKind(frozenset({"calculator"}), _sum),
+        "fact": TaskKind(frozenset({"search"}), _fact),
+        "two_facts": TaskKind(frozenset({"search"}), _two_facts),
+        "compared": TaskKind(frozenset({"search", "calculator"}), _compared),
+        "stock": TaskKind(frozenset({"store", "calculator"}), _stock),
+        "noted": TaskKind(frozenset({"search", "store"}), _noted),
+        "weekday": TaskKind(frozenset({"dates"}), _weekday),
+        "days": TaskKind(frozenset({"dates"}), _days_between),
+        "primes": TaskKind(frozenset({"python"}), _primes),
+        "digits": TaskKind(frozenset({"python"}), _digits),
     }
 )

@@ -65,7 +65,7 @@ class ToolResult:
     error: bool = False
 
 
-def shortened(text: str) -> str:
+def shortened_result(text: str) -> str:
     """Return a result as a policy is shown it: of one that is too long for any context, the begin and the end."""
     left_out = len(text) - _MOST_SHOWN
     if left_out <= 0:

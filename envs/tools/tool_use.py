@@ -11,7 +11,7 @@ from rollgym.envs.core.kwargs import SomeOf
 from rollgym.envs.core.splits import TaskSplit, checked_split, split_of_text
 from rollgym.envs.tools.base import (
     CallsPerTurn,
-    Running,
+    RunningDigest,
     StepLimit,
     ToolEnv,
     ToolKwargs,
@@ -19,7 +19,7 @@ from rollgym.envs.tools.base import (
     state_digest,
 )
 from rollgym.envs.tools.basic_tools import CALCULATOR, DATE_TOOLS, Corpus
-from rollgym.envs.tools.tasks import KINDS, Task, answers_agree
+from rollgym.envs.tools.tasks import KINDS, ToolTask, answers_agree
 from rollgym.envs.tools.tool import Tool, Toolbox, ToolError, ToolResult, tool_parameters
 
 TOOL_GROUPS = ("calculator", "search", "store", "dates")
@@ -79,9 +79,9 @@ class ToolUseEnv(ToolEnv):
         self._split = checked_split(split)
         self._store = Store()
         self._corpus = Corpus()
-        self._task = Task("", "", "", ())
+        self._task = ToolTask("", "", "", ())
         self._found: set[str] = set()
-        self._known = Running()
+        self._known = RunningDigest()
         super().__init__(
             Toolbox([tool for group in self.groups if group in chosen for tool in self._group(group)]),
             max_calls_per_turn=max_calls_per_turn,
@@ -112,7 +112,7 @@ class ToolUseEnv(ToolEnv):
         self._store.fill(task.stored)
         self._corpus.fill(task.documents)
         self._found = set()
-        self._known = Running()
+        self._known = RunningDigest()
         return task.question
 
     def run_call(self, call: ToolCall) -> ToolResult:
@@ -196,7 +196,7 @@ class Store:
     def fill(self, texts: Mapping[str, str]) -> None:
         """Replace the whole content by `texts`."""
         self._texts = dict(texts)
-        self._running = Running()
+        self._running = RunningDigest()
         for key, text in texts.items():
             self._running.put(key, text)
 

@@ -7,7 +7,13 @@ from functools import lru_cache
 
 from rollgym.envs.verifiers.exact import NotExact, Value, add, approximate, divide, multiply, scale, value_of
 from rollgym.envs.verifiers.latex import is_name, plain, words
-from rollgym.envs.verifiers.numerals import ComposedNumber, decimals, read_composed, read_value, spelt_number
+from rollgym.envs.verifiers.numerals import (
+    ComposedNumber,
+    decimals,
+    exact_number,
+    read_composed,
+    spelt_number,
+)
 from rollgym.envs.verifiers.units import Unit, unit_of
 
 _KEPT = 1024
@@ -98,7 +104,7 @@ class Answer:
         if match is None or unit is None:
             return None
         try:
-            return Quantity(read_value(match["number"]), unit, "" if match["product"] else match["unit"])
+            return Quantity(exact_number(match["number"]), unit, "" if match["product"] else match["unit"])
         except NotExact:
             return None
 
@@ -162,7 +168,7 @@ def read_answer(answer: str, *, is_denied: bool = False) -> Answer:
     """
     try:
         # Most answers: there is nothing to take away from them.
-        return Answer(answer, False, value=read_value(answer), places=decimals(answer))
+        return Answer(answer, False, value=exact_number(answer), places=decimals(answer))
     except NotExact:
         pass
     # What is emphasised is what it is.
@@ -197,7 +203,7 @@ def _read_form(answer: str, is_denied: bool) -> Answer:
         return Answer(
             text,
             form.percent,
-            value=read_value(text),
+            value=exact_number(text),
             places=decimals(text),
             scale=form.scale,
             unit=form.unit,
@@ -288,14 +294,14 @@ def _holds(chain: str) -> bool:
     if end.unit:
         return True
     share = Fraction(end.scale, 100 if end.percent else 1)
-    values = [*(read_value(each) for each in plainly), scale(read_value(end.text), share)]
+    values = [*(exact_number(each) for each in plainly), scale(exact_number(end.text), share)]
     one, *others = map(approximate, values)
     return all(each == one or abs(each - one) <= _ABOUT_EQUAL * abs(one) for each in others)
 
 
 def _is_number(text: str) -> bool:
     try:
-        read_value(plain(text).text)
+        exact_number(plain(text).text)
     except NotExact:
         return False
     return True

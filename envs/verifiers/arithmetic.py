@@ -82,7 +82,7 @@ class ArithmeticEnv(GeneratingVerifier):
         question = str(numbers[0])
         for index, number in zip(chosen, numbers[1:], strict=True):
             question += f" {self._operators[index]} {number}"
-        return {"question": question, "answer": str(evaluate(question))}
+        return {"question": question, "answer": str(value_of_question(question))}
 
     def checked_task(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Return a question with its answer, which is computed if it is not given."""
@@ -105,7 +105,7 @@ class ArithmeticEnv(GeneratingVerifier):
             expected = _expected(task)
         except ValueError as error:
             return Verdict(0.0, "error", str(error))
-        read = read_number(response)
+        read = number_given(response)
         if read is None:
             return Verdict(0.0, "unparsable", "no whole number was found in the response")
         if read == expected:
@@ -122,13 +122,13 @@ def _expected(task: Mapping[str, Any]) -> int:
     answer, question = task.get("answer"), task.get("question")
     if answer is None and question is None:
         raise ValueError("the item has neither a question nor an answer")
-    expected = evaluate(str(question)) if answer is None else _whole_number(str(answer))
+    expected = value_of_question(str(question)) if answer is None else _whole_number(str(answer))
     if expected is None:
         raise ValueError(f"the task's answer {str(answer)[:_SHOWN]!r} is no whole number")
     return expected
 
 
-def read_number(response: str) -> int | None:
+def number_given(response: str) -> int | None:
     """Return the number that a response gives as its answer; None if it gives none."""
     said = strip_thinking(response, ANSWER_WITHIN)
     marked = last_tagged(said, "answer")
@@ -157,7 +157,7 @@ def _last_number(said: str) -> int | None:
     return _whole_number(last[0])
 
 
-def evaluate(question: str) -> int:
+def value_of_question(question: str) -> int:
     """Return the value of a question such as `12 + 7 * 3`; products bind tighter.
 
     Raises:

@@ -17,7 +17,7 @@ from rollgym.envs.code.sandboxes import (
     TestSeconds,
     operator_sandbox,
 )
-from rollgym.envs.code.tasks import TaskData, TaskSource
+from rollgym.envs.code.tasks import CodeTaskSource, TaskData
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit, checked_split
 from rollgym.envs.verifiers.base import Verdict, VerifierEnv
@@ -62,7 +62,7 @@ class CodeTestsEnv(VerifierEnv):
         self._scoring = scoring
         self._max_tests = max_tests
         self._limits = GradingLimits(seconds=seconds)
-        self._tasks = TaskSource(data, checked_split(split))
+        self._tasks = CodeTaskSource(data, checked_split(split))
         self._grader: Grader | None = None
 
     def draw_task(self) -> Mapping[str, Any]:

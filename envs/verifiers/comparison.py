@@ -66,7 +66,7 @@ UNDECIDED = Comparison(None, "undecided")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class QuestionContext:
     """What a question asks for, as far as it bears on what a number means; None where the question is not known.
 
     Attributes:
@@ -78,17 +78,19 @@ class Asked:
     scale: bool | None = None
 
 
-_UNKNOWN = Asked()
+_UNKNOWN = QuestionContext()
 
 
-def asked_of(question: object) -> Asked:
+def asked_of(question: object) -> QuestionContext:
     """Return what a question asks for; only texts are read."""
     if not isinstance(question, str):
         return _UNKNOWN
-    return Asked(_PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None)
+    return QuestionContext(
+        _PERCENT_ASKED.search(question) is not None, _SCALE_ASKED.search(question) is not None
+    )
 
 
-def compare(gold: str, answer: str, *, rounding: int = 6, asked: Asked = _UNKNOWN) -> Comparison:
+def compare(gold: str, answer: str, *, rounding: int = 6, asked: QuestionContext = _UNKNOWN) -> Comparison:
     """Compare an answer with the reference.
 
     Args:
@@ -117,7 +119,7 @@ def is_exact(reference: str) -> bool:
     return read_reference(reference).is_exact
 
 
-def _compare(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:
+def _compare(gold: Answer, answer: Answer, rounding: int, asked: QuestionContext) -> Comparison:
     if (measured := _compare_quantities(gold, answer, rounding)) is not None:
         return measured
     if gold.value is not None and answer.value is not None:
@@ -255,7 +257,7 @@ def _units_differ(one: Answer, other: Answer) -> bool:
     return contradict(one.unit, other.unit)
 
 
-def _compare_numbers(gold: Answer, answer: Answer, rounding: int, asked: Asked) -> Comparison:
+def _compare_numbers(gold: Answer, answer: Answer, rounding: int, asked: QuestionContext) -> Comparison:
     assert gold.value is not None
     assert answer.value is not None
     if gold.scale != answer.scale:

@@ -74,7 +74,7 @@ _NUMBER = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundAnswer:
     """An answer as it stands in a response.
 
     Attributes:
@@ -95,7 +95,7 @@ def without_thoughts(response: str) -> str:
     return thinking.strip_thinking(response, ANSWER_WITHIN)
 
 
-def marked_answer(text: str, *, short: bool = True) -> Found | None:
+def marked_answer(text: str, *, short: bool = True) -> FoundAnswer | None:
     """Return the answer in the last box, else in the last answer tags, else after the last "answer is".
 
     Args:
@@ -117,7 +117,7 @@ def marked_answer(text: str, *, short: bool = True) -> Found | None:
     return tag if tag is not None else last_phrase(text, short=short)
 
 
-def last_box(text: str) -> Found | None:
+def last_box(text: str) -> FoundAnswer | None:
     """Return the last box with balanced braces, together with those side by side with it."""
     found, opened = boxes(text)
     if "box" in text and _BOX_OF_ONE.search(text) is not None:
@@ -126,7 +126,7 @@ def last_box(text: str) -> Found | None:
         found, opened = boxes(text)
     if not found:
         # A box that was opened and never closed: the response was cut off in its answer.
-        return Found("box", "", "") if opened else None
+        return FoundAnswer("box", "", "") if opened else None
     by_depth: dict[int, list[Box]] = {}
     for box in found:
         by_depth.setdefault(box.depth, []).append(box)
@@ -141,7 +141,7 @@ def last_box(text: str) -> Found | None:
         # Said twice, it is one answer.
         group = group[-1:]
     said = ", ".join(box.content for box in group)
-    return Found("box", said.strip(), text[group[0].start : group[-1].end], len(group))
+    return FoundAnswer("box", said.strip(), text[group[0].start : group[-1].end], len(group))
 
 
 def _side_by_side(text: str, found: Sequence[Box]) -> list[Box]:
@@ -155,13 +155,13 @@ def _side_by_side(text: str, found: Sequence[Box]) -> list[Box]:
     return group[::-1]
 
 
-def last_tag(text: str) -> Found | None:
+def last_tag(text: str) -> FoundAnswer | None:
     """Return what stands in the last pair of answer tags."""
     said = last_tagged(text, "answer") if "<" in text else None
-    return None if said is None else Found("tag", said.strip(), said.strip())
+    return None if said is None else FoundAnswer("tag", said.strip(), said.strip())
 
 
-def last_phrase(text: str, *, short: bool) -> Found | None:
+def last_phrase(text: str, *, short: bool) -> FoundAnswer | None:
     """Return what follows the last "answer is", "Answer:" or "####" (or "A:"), up to the end of its sentence."""
     match = _last_stated(_PHRASE, text)
     if short and "A:" in text:
@@ -177,16 +177,16 @@ def _last_stated(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
     return last
 
 
-def _of_phrase(rest: str) -> Found:
+def _of_phrase(rest: str) -> FoundAnswer:
     rest = rest.lstrip(' \t:：*\n"“')
     formula = _FORMULA.match(rest)
     if formula is not None:
         unit = _percent_after(rest, formula.end())
-        return Found("phrase", _formula_text(formula) + unit, formula[0] + unit)
+        return FoundAnswer("phrase", _formula_text(formula) + unit, formula[0] + unit)
     # A point within a number ends no sentence.
     end = _SENTENCE_END.search(rest)
     said = (rest[: end.start()] if end else rest).strip(' \t*_"“”')
-    return Found("phrase", said, said)
+    return FoundAnswer("phrase", said, said)
 
 
 def numbers_in(text: str) -> list[str]:
@@ -205,7 +205,7 @@ def _belongs_to_more(text: str, number: re.Match[str]) -> bool:
     return _NOT_ALONE.search(text[max(0, number.start() - _NEAR) : number.start()]) is not None
 
 
-def last_formula_or_number(text: str) -> Found | None:
+def last_formula_or_number(text: str) -> FoundAnswer | None:
     """Return the last formula or number of a response, whichever ends later."""
     text = _BROKEN_FORMULA.sub(" ", text) if "\n" in text else text
     formula = _last(_FORMULA, text) if "$" in text or "\\" in text else None
@@ -214,11 +214,11 @@ def last_formula_or_number(text: str) -> Found | None:
         if _belongs_to_more(text, number) or is_denied_behind(text, number.end()):
             return None
         said = number[0].strip()
-        return Found("number", said, said)
+        return FoundAnswer("number", said, said)
     if formula is None:
         return None
     unit = _percent_after(text, formula.end())
-    return Found("formula", _formula_text(formula).strip() + unit, formula[0] + unit)
+    return FoundAnswer("formula", _formula_text(formula).strip() + unit, formula[0] + unit)
 
 
 def is_denied_behind(text: str, position: int) -> bool:

@@ -17,8 +17,8 @@ from rollgym.clients.replies.thinking import strip_thinking
 from rollgym.envs.core.kwargs import OPERATOR, RenderMode
 from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
-from rollgym.envs.verifiers.judging.endpoint import Endpoint, JudgeClient, JudgeError, JudgeTimeoutError
-from rollgym.envs.verifiers.judging.ledger import Budget, Ledger, MemoryLedger, SharedLedger
+from rollgym.envs.verifiers.judging.endpoint import JudgeClient, JudgeEndpoint, JudgeError, JudgeTimeoutError
+from rollgym.envs.verifiers.judging.ledger import JudgingBudget, JudgingLedger, MemoryLedger, SharedLedger
 from rollgym.envs.verifiers.judging.templates import Template, UnreadableVerdictError, templates_of
 
 _URL, _MODEL = "ROLLGYM_JUDGE_URL", "ROLLGYM_JUDGE_MODEL"
@@ -161,10 +161,10 @@ class JudgeEnv(GeneratingVerifier):
         self._most = max_response_chars
         self._endpoint = _endpoint(url, model, key_env, temperature, max_output_tokens, retries)
         self._client: JudgeClient | None = None
-        self._ledger: Ledger = (
+        self._ledger: JudgingLedger = (
             MemoryLedger()
             if shared_dir is None
-            else SharedLedger(shared_dir, Budget(max_calls, max_total_tokens), max_concurrent)
+            else SharedLedger(shared_dir, JudgingBudget(max_calls, max_total_tokens), max_concurrent)
         )
 
     def generate_task(self) -> dict[str, Any]:
@@ -270,7 +270,7 @@ class JudgeEnv(GeneratingVerifier):
         return score
 
     def _ask(
-        self, endpoint: Endpoint, case: _Case, candidate: str, deadline: float, swapped: bool
+        self, endpoint: JudgeEndpoint, case: _Case, candidate: str, deadline: float, swapped: bool
     ) -> float | None:
         if self._client is None:
             self._client = JudgeClient(endpoint)
@@ -290,17 +290,17 @@ class JudgeEnv(GeneratingVerifier):
 
 def _endpoint(
     url: str | None, model: str | None, key_env: str, temperature: float, max_output_tokens: int, retries: int
-) -> Endpoint | None:
+) -> JudgeEndpoint | None:
     url = url or os.environ.get(_URL)
     model = model or os.environ.get(_MODEL)
     if url is None and model is None:
         return None
     if url is None or model is None:
         raise ValueError(f"a judge needs both url and model (or {_URL} and {_MODEL})")
-    return Endpoint(url, model, os.environ.get(key_env), temperature, max_output_tokens, retries)
+    return JudgeEndpoint(url, model, os.environ.get(key_env), temperature, max_output_tokens, retries)
 
 
-def _key(case: _Case, candidate: str, endpoint: Endpoint) -> str:
+def _key(case: _Case, candidate: str, endpoint: JudgeEndpoint) -> str:
     judged = [case.template.digest, dict(case.fields), list(case.weights), candidate]
     asked = [endpoint.url, endpoint.model, endpoint.temperature, endpoint.max_output_tokens]
     return hashlib.sha256(orjson.dumps([judged, asked], option=orjson.OPT_SORT_KEYS)).hexdigest()

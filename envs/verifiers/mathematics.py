@@ -21,9 +21,16 @@ from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.answers import both_signs
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import GeneratingVerifier, Outcome, Verdict, shortened
-from rollgym.envs.verifiers.comparison import UNDECIDED, Asked, Comparison, asked_of, compare, is_exact
+from rollgym.envs.verifiers.comparison import (
+    UNDECIDED,
+    Comparison,
+    QuestionContext,
+    asked_of,
+    compare,
+    is_exact,
+)
 from rollgym.envs.verifiers.extraction import (
-    Found,
+    FoundAnswer,
     box_count,
     inside_dollars,
     is_denied_behind,
@@ -214,7 +221,7 @@ class MathEnv(GeneratingVerifier):
         if self._symbolic is not None:
             self._symbolic.close()
 
-    def _verdict(self, text: str, gold: str, options: _Options, asked: Asked) -> Verdict:
+    def _verdict(self, text: str, gold: str, options: _Options, asked: QuestionContext) -> Verdict:
         reference = _reference(gold)
         found, comparison = _judge(text, reference, options, asked)
         if found is None:
@@ -226,7 +233,7 @@ class MathEnv(GeneratingVerifier):
             return Verdict(1.0, "correct", said)
         return Verdict(0.0, "wrong", f"{said}, expected {shortened(gold)}")
 
-    def _ask(self, text: str, gold: str, found: Found, options: _Options) -> Verdict:
+    def _ask(self, text: str, gold: str, found: FoundAnswer, options: _Options) -> Verdict:
         """Have Math-Verify compare what arithmetic cannot."""
         if self._symbolic is None:
             return _alone(gold, found)
@@ -250,7 +257,7 @@ class MathEnv(GeneratingVerifier):
         )
 
 
-def _alone(gold: str, found: Found) -> Verdict:
+def _alone(gold: str, found: FoundAnswer) -> Verdict:
     """Say what is not compared by arithmetic, and what Math-Verify is not here to compare."""
     # The same text on every machine, since it is part of what a replay is compared with.
     said = f"needs_math_verify: {shortened(found.text)}, expected {shortened(gold)} (install the extra math)"
@@ -258,7 +265,9 @@ def _alone(gold: str, found: Found) -> Verdict:
     return Verdict(0.0, "unparsable" if is_exact(gold) else "error", said)
 
 
-def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tuple[Found | None, Comparison]:
+def _judge(
+    text: str, gold: str | None, options: _Options, asked: QuestionContext
+) -> tuple[FoundAnswer | None, Comparison]:
     """Find the answer in what was said, and compare it as far as its form tells; no gold, no comparison."""
 
     def against(answer: str) -> Comparison:
@@ -286,12 +295,12 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
         if comparison.equal or not sentence:
             sum_, _, after = answer.rpartition("=")
             if comparison.equal is None and sum_ and not any(map(str.isalpha, sum_)):
-                return Found("whole", after.strip(), whole), against(after)
-            return Found("whole", answer, whole), comparison
+                return FoundAnswer("whole", after.strip(), whole), against(after)
+            return FoundAnswer("whole", answer, whole), comparison
     found = last_formula_or_number(text)
     if found is None and gold is not None and _WORD.search(gold) and "\\frac" not in gold:
         # Words are expected, and there are words.
-        return (Found("whole", whole, whole), against(whole)) if whole else (None, UNDECIDED)
+        return (FoundAnswer("whole", whole, whole), against(whole)) if whole else (None, UNDECIDED)
     if found is None or (found.place == "number" and "expr" not in options.match_types):
         return None, UNDECIDED
     if found.place == "number" and (unit := _unit_behind(text, found)):
@@ -301,7 +310,7 @@ def _judge(text: str, gold: str | None, options: _Options, asked: Asked) -> tupl
     return found, against(found.text)
 
 
-def _unit_behind(text: str, found: Found) -> str:
+def _unit_behind(text: str, found: FoundAnswer) -> str:
     """Return the unit of the number that ends a response: 5 cents are not 5 dollars."""
     match = _UNIT_AT_END.match(text, text.rfind(found.raw) + len(found.raw))
     return match["unit"] if match is not None and unit_of(match["unit"]) is not None else ""
@@ -349,7 +358,7 @@ def _whole(text: str, options: _Options) -> str:
     return _anchored(text.strip(), options) if short and _WORD.search(text) is None else text
 
 
-def _vicinity(text: str, found: Found) -> str:
+def _vicinity(text: str, found: FoundAnswer) -> str:
     """Return an answer with what stands around it: Math-Verify reads answers that consist of several."""
     start = text.rfind(found.raw)
     if start < 0:

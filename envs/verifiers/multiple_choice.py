@@ -12,7 +12,7 @@ from pydantic import Field
 from rollgym.envs.core.kwargs import RenderMode
 from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict
-from rollgym.envs.verifiers.comparison import Asked, compare
+from rollgym.envs.verifiers.comparison import QuestionContext, compare
 from rollgym.envs.verifiers.extraction import marked_answer, without_thoughts
 from rollgym.envs.verifiers.latex import canonical, in_one_form, unwrapped
 
@@ -91,7 +91,7 @@ _PROSE = re.compile(r"(?<![^\W\d_])(?<!\\)[^\W\d_]{2,}")
 _DIGIT = re.compile(r"\d")
 _LONGEST_FORMULA = 64
 """Characters of a formula that is compared with options, and by its value, where no powers are in it."""
-_NEITHER = Asked(percent=False, scale=False)
+_NEITHER = QuestionContext(percent=False, scale=False)
 # Before a word alone: the letter of "A) London" is not an article.
 _ARTICLES = re.compile(r"\b(?:a|an|the)\s+(?=\w)")
 _LETTER_BEFORE_NAME = re.compile(r"A\s+(?=[A-Z\d])")

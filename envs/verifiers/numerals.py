@@ -116,7 +116,7 @@ def spelt_number(text: str) -> int | None:
     return total + below if words else None
 
 
-def read_value(text: str) -> Value:
+def exact_number(text: str) -> Value:
     """Return the exact number that a text writes.
 
     Args:
@@ -450,7 +450,7 @@ def _ratio(text: str) -> ComposedNumber | None:
     numbers = []
     for part in text.split(":"):
         try:
-            number = rational(read_value(part.strip()))
+            number = rational(exact_number(part.strip()))
         except NotExact:
             return None
         if not number:

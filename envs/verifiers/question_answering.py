@@ -24,11 +24,11 @@ from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.answers import read_answer, read_reference
 from rollgym.envs.verifiers.arguments import is_reference
 from rollgym.envs.verifiers.base import GeneratingVerifier, Verdict, shortened
-from rollgym.envs.verifiers.comparison import Asked, asked_of
+from rollgym.envs.verifiers.comparison import QuestionContext, asked_of
 from rollgym.envs.verifiers.exact import NotExact, Value, approximate, divide, multiply, rational
 from rollgym.envs.verifiers.extraction import marked_answer, numbers_in, without_thoughts
 from rollgym.envs.verifiers.latex import plain, unwrapped
-from rollgym.envs.verifiers.numerals import read_value, spelt_number
+from rollgym.envs.verifiers.numerals import exact_number, spelt_number
 from rollgym.envs.verifiers.units import contradict, in_kelvin, unit_of
 
 _WEIGHTS: Mapping[str, float] = {"date": 0.3, "number": 0.3, "person": 0.3, "boolean": 0.1}
@@ -187,7 +187,7 @@ def read_boolean(text: str) -> bool | None:
     return said.pop() if len(said) == 1 else None
 
 
-def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
+def number_in(text: str, *, scaled: bool = True) -> Fraction | float | None:
     """Return the number that a text is, or the only one in it; exactly, unless it has roots or pi in it.
 
     Args:
@@ -204,7 +204,7 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
             return None
         if _WORD.search(text) is None and len(_DIGITS.findall(text.replace(numbers[0], "", 1))) > 0:
             return None  # of a formula, no number in it is its value
-        return read_number(numbers[0], scaled=scaled)
+        return number_in(numbers[0], scaled=scaled)
     exact = rational(value)
     return (form.scale if scaled else 1) * (approximate(value) if exact is None else exact)
 
@@ -212,10 +212,10 @@ def read_number(text: str, *, scaled: bool = True) -> Fraction | float | None:
 def _value(text: str) -> Value:
     if text.endswith("!"):
         raise NotExact("in a sentence, it is no factorial")
-    return read_value(text)
+    return exact_number(text)
 
 
-def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[float, Metric]:
+def _compare(reference: str, said: str, rule: _Rule, asked: QuestionContext) -> tuple[float, Metric]:
     metric = rule.metric
     if metric == "auto":
         metric = _kind_of(reference)
@@ -229,7 +229,7 @@ def _compare(reference: str, said: str, rule: _Rule, asked: Asked) -> tuple[floa
             return 0.0, metric
         # If millions are asked for, or the scale is unknown, "5" answers as "5 million" does.
         ways = (True,) if asked.scale is False else (True, False)
-        pairs = [(read_number(reference, scaled=way), read_number(said, scaled=way)) for way in ways]
+        pairs = [(number_in(reference, scaled=way), number_in(said, scaled=way)) for way in ways]
         if None in pairs[0]:
             # A number that is spelt out is the number.
             spelt = spelt_number(said.strip(" .!"))
@@ -380,7 +380,7 @@ def _is_one(metric: Metric, reference: str) -> bool:
     if metric == "date":
         return read_date(reference) is not None
     if metric == "number":
-        number = read_number(reference)
+        number = number_in(reference)
         return isinstance(number, Fraction) or (number is not None and math.isfinite(number))
     return metric != "boolean" or read_boolean(reference) is not None
 

@@ -29,7 +29,7 @@ from rollgym.envs.webshop.rendering import (
     wording_named,
 )
 from rollgym.envs.webshop.reward import noun_extractor
-from rollgym.envs.webshop.shop import BACK, NEXT, Action, Shop, parse_action
+from rollgym.envs.webshop.shop import BACK, NEXT, Action, ShopVisit, parse_action
 
 OBSERVATIONS = ("text", "text_rich", "html")
 _CHINESE = re.compile(r"[\u4e00-\u9fff]")
@@ -342,8 +342,8 @@ class WebShopEnv(DeclaredKwargs, gymnasium.Env[str, str]):
                     return code
         return f"{action.name}[{action.argument}]"
 
-    def _visit(self, index: int) -> Shop:
-        return Shop(
+    def _visit(self, index: int) -> ShopVisit:
+        return ShopVisit(
             self._catalogue,
             self._goals[index],
             self._catalogue.index.search,

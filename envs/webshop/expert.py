@@ -5,10 +5,20 @@ from collections.abc import Mapping
 from rollgym.envs.webshop.goals import NO_LIMIT
 from rollgym.envs.webshop.products import Product
 from rollgym.envs.webshop.reward import count_attributes, count_options, score_purchase
-from rollgym.envs.webshop.shop import BACK, BUY, MOST_RESULTS, NEXT, PER_PAGE, PREVIOUS, SEARCH, Action, Shop
+from rollgym.envs.webshop.shop import (
+    BACK,
+    BUY,
+    MOST_RESULTS,
+    NEXT,
+    PER_PAGE,
+    PREVIOUS,
+    SEARCH,
+    Action,
+    ShopVisit,
+)
 
 
-def instruction_query(shop: Shop) -> str:
+def instruction_query(shop: ShopVisit) -> str:
     """Return what the customer says as keywords for a search: without the price, on one line."""
     goal = shop.goal
     limit = "" if goal.price_upper == NO_LIMIT else f", and price lower than {goal.price_upper:.2f} dollars"
@@ -23,7 +33,7 @@ class Expert:
         search_anywhere: Whether a search is possible on pages without a search bar.
     """
 
-    def __init__(self, shop: Shop, *, search_anywhere: bool) -> None:
+    def __init__(self, shop: ShopVisit, *, search_anywhere: bool) -> None:
         self._shop = shop
         self._search_anywhere = search_anywhere
         self._fits: dict[int, Mapping[str, str] | None] = {}

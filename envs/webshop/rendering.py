@@ -19,7 +19,7 @@ from rollgym.envs.webshop.expert import instruction_query
 from rollgym.envs.webshop.goals import NO_LIMIT
 from rollgym.envs.webshop.products import Product, search_text
 from rollgym.envs.webshop.search import words_and_stems, words_of
-from rollgym.envs.webshop.shop import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Action, Shop
+from rollgym.envs.webshop.shop import BACK, BUY, NEXT, PREVIOUS, SUB_PAGES, Action, ShopVisit
 
 SEPARATOR = " [SEP] "
 _ESCAPES = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "'": "\\u0027"})
@@ -29,7 +29,7 @@ category product_category query
 """
 
 
-class Part(NamedTuple):
+class PagePart(NamedTuple):
     """A piece of text on a page.
 
     Attributes:
@@ -45,25 +45,25 @@ class Part(NamedTuple):
     group: str = ""
 
 
-def page_parts(shop: Shop) -> list[Part]:
+def page_parts(shop: ShopVisit) -> list[PagePart]:
     """Return the parts of the page that is open, without empty ones."""
     parts = _done_page(shop) if shop.page == "done" else _open_page(shop)
     return [part for part in parts if part.text and part.text != "\n"]
 
 
-def as_text(parts: list[Part]) -> str:
+def as_text(parts: list[PagePart]) -> str:
     """Return the parts on one line, with separators between."""
     return SEPARATOR.join(part.text.strip() for part in parts)
 
 
-def as_quoted_text(parts: list[Part], instruction: str) -> str:
+def as_quoted_text(parts: list[PagePart], instruction: str) -> str:
     """Return the parts behind the instruction on one line, each in quotation marks."""
     texts = [part.text for part in parts]
     behind = texts.index(instruction) + 1 if instruction in texts else 0
     return SEPARATOR.join(f"'{text.strip()}'" for text in texts[behind:])
 
 
-def as_rich_text(parts: list[Part]) -> str:
+def as_rich_text(parts: list[PagePart]) -> str:
     """Return the parts on a line each, with marks around what can be clicked and what was."""
     lines = []
     for text, kind, chosen, _ in parts:
@@ -77,7 +77,7 @@ def as_rich_text(parts: list[Part]) -> str:
     return "\n".join([*reversed(clicked), *lines, ""])
 
 
-def as_html(parts: list[Part], title: str) -> str:
+def as_html(parts: list[PagePart], title: str) -> str:
     """Return the parts as an HTML page: buttons, links to products, and radio buttons for values.
 
     Args:
@@ -89,7 +89,7 @@ def as_html(parts: list[Part], title: str) -> str:
     return f"<!DOCTYPE html>\n<html>\n<head>{head}</head>\n<body>\n{body}\n</body>\n</html>\n"
 
 
-def _element(part: Part) -> str:
+def _element(part: PagePart) -> str:
     text = html.escape(part.text)
     match part.kind:
         case "button":
@@ -105,61 +105,67 @@ def _element(part: Part) -> str:
             return f"<p>{text}</p>"
 
 
-def _open_page(shop: Shop) -> Iterator[Part]:
+def _open_page(shop: ShopVisit) -> Iterator[PagePart]:
     if shop.page == "index":
-        yield from (Part("WebShop"), Part("Instruction: "), Part(shop.goal.instruction))
-        yield Part("Search", "button")
+        yield from (PagePart("WebShop"), PagePart("Instruction: "), PagePart(shop.goal.instruction))
+        yield PagePart("Search", "button")
         return
-    yield from (Part("Instruction:"), Part(shop.goal.instruction), Part("Back to Search", "button"))
+    yield from (
+        PagePart("Instruction:"),
+        PagePart(shop.goal.instruction),
+        PagePart("Back to Search", "button"),
+    )
     if shop.page == "search_results":
         yield from _results(shop)
     elif shop.page == "item_page":
-        yield Part("< Prev", "button")
+        yield PagePart("< Prev", "button")
         yield from _item(shop)
     else:
-        yield Part("< Prev", "button")
+        yield PagePart("< Prev", "button")
         product = shop.product
         match shop.sub_page:
             case "description":
-                yield Part(product.description)
+                yield PagePart(product.description)
             case "features":
-                yield from (Part(f" {point}") for point in product.bullet_points)
+                yield from (PagePart(f" {point}") for point in product.bullet_points)
             case "attributes":
-                yield from (Part(attribute) for attribute in product.attributes)
+                yield from (PagePart(attribute) for attribute in product.attributes)
 
 
-def _results(shop: Shop) -> Iterator[Part]:
-    yield Part(f"Page {shop.results_page} (Total results: {len(shop.results)})")
+def _results(shop: ShopVisit) -> Iterator[PagePart]:
+    yield PagePart(f"Page {shop.results_page} (Total results: {len(shop.results)})")
     if shop.results_page > 1:
-        yield Part("< Prev", "button")
-    yield Part("Next >", "button")
+        yield PagePart("< Prev", "button")
+    yield PagePart("Next >", "button")
     for number in shop.shown:
         product = shop.catalogue.product(number)
-        yield Part(product.asin, "product", number in shop.visited)
-        yield from (Part(product.title), Part(product.price_tag))
+        yield PagePart(product.asin, "product", number in shop.visited)
+        yield from (PagePart(product.title), PagePart(product.price_tag))
 
 
-def _item(shop: Shop) -> Iterator[Part]:
+def _item(shop: ShopVisit) -> Iterator[PagePart]:
     product = shop.product
     url = shop.url
     for name, values in product.options.items():
-        yield Part(name)
+        yield PagePart(name)
         # The original looks for a value in the address: one of an option's name, or of a quoted keyword, counts too.
-        yield from (Part(value, "option", f'"{value}"' in url, name) for value in values)
-    yield from (Part(product.title), Part(f"Price: {product.price_tag}"), Part("Rating: N.A."))
-    yield from (Part(page.title(), "button") for page in shop.sub_pages())
-    yield Part("Buy Now", "button")
+        yield from (PagePart(value, "option", f'"{value}"' in url, name) for value in values)
+    yield from (PagePart(product.title), PagePart(f"Price: {product.price_tag}"), PagePart("Rating: N.A."))
+    yield from (PagePart(page.title(), "button") for page in shop.sub_pages())
+    yield PagePart("Buy Now", "button")
 
 
-def _done_page(shop: Shop) -> Iterator[Part]:
+def _done_page(shop: ShopVisit) -> Iterator[PagePart]:
     """The page behind a purchase, with the blanks that the original leaves in it."""
     assert shop.score is not None
-    yield from map(Part, ("Thank you for shopping with us!", "Your code: ", "None"))
-    yield from map(Part, (" (Paste it in your MTurk interface.)", "Purchased", "asin", shop.product.asin))
+    yield from map(PagePart, ("Thank you for shopping with us!", "Your code: ", "None"))
+    yield from map(PagePart, (" (Paste it in your MTurk interface.)", "Purchased", "asin", shop.product.asin))
     chosen = json.dumps(shop.options, sort_keys=True).translate(_ESCAPES)
-    yield from map(Part, ("options", chosen, *(word.replace("_", " ") for word in _AFTER_OPTIONS.split())))
-    yield from map(Part, ("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)"))
-    yield from map(Part, (str(shop.score.total), "Reward Details ", "None"))
+    yield from map(
+        PagePart, ("options", chosen, *(word.replace("_", " ") for word in _AFTER_OPTIONS.split()))
+    )
+    yield from map(PagePart, ("Goal ", "None", "Reward", "Your score (min 0.0, max 1.0)"))
+    yield from map(PagePart, (str(shop.score.total), "Reward Details ", "None"))
 
 
 _MOST_VALUES = 24
@@ -175,7 +181,7 @@ RULES = (
 )
 
 
-def codes(shop: Shop) -> Mapping[str, Action]:
+def codes(shop: ShopVisit) -> Mapping[str, Action]:
     """Return what can be done by its code, in the order of the page."""
     if shop.page == "index":
         query = instruction_query(shop)
@@ -191,7 +197,7 @@ def codes(shop: Shop) -> Mapping[str, Action]:
     return found
 
 
-def as_compact_text(shop: Shop) -> str:
+def as_compact_text(shop: ShopVisit) -> str:
     """Return the page in a few words."""
     lines = [_wanted(shop)]
     match shop.page:
@@ -210,7 +216,7 @@ def as_compact_text(shop: Shop) -> str:
     return "\n".join(lines)
 
 
-def _wanted(shop: Shop) -> str:
+def _wanted(shop: ShopVisit) -> str:
     limit = "" if shop.goal.price_upper == NO_LIMIT else f" max {shop.goal.price_upper:.0f}"
     return " ".join(word for word, _ in _request(shop.catalogue, instruction_query(shop))) + limit
 
@@ -228,7 +234,7 @@ def _stems(catalogue: Catalogue, number: int) -> frozenset[str]:
     return frozenset(words_of(search_text(catalogue.product(number))))
 
 
-def _result(shop: Shop, index: int, number: int) -> str:
+def _result(shop: ShopVisit, index: int, number: int) -> str:
     has = _stems(shop.catalogue, number)
     lacking = [
         f" -{word}" for word, stem in _request(shop.catalogue, instruction_query(shop)) if stem not in has
@@ -238,12 +244,12 @@ def _result(shop: Shop, index: int, number: int) -> str:
     return f"{index}{opened} {price}{''.join(lacking[:_MOST_LACKING])}"
 
 
-def _price(shop: Shop, product: Product) -> str:
+def _price(shop: ShopVisit, product: Product) -> str:
     text = " to ".join(f"{price:.0f}" for price in product.pricing)
     return f"{text}!" if product.pricing[0] > shop.goal.price_upper else text
 
 
-def _options(shop: Shop) -> list[str]:
+def _options(shop: ShopVisit) -> list[str]:
     numbers = {action.argument: code for code, action in codes(shop).items() if code.isdigit()}
     named = {stem for _, stem in _request(shop.catalogue, instruction_query(shop))}
     lines = []

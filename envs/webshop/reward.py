@@ -33,7 +33,7 @@ _COLOURS = tuple(_COLOUR_WORDS.split())
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class PurchaseScore:
     """A purchase's reward and its parts, each of them between 0 and 1.
 
     Attributes:
@@ -76,7 +76,7 @@ class Score:
 
 def score_purchase(
     product: Product, goal: Goal, price: float, options: Mapping[str, str], nouns: NounExtractor
-) -> Score:
+) -> PurchaseScore:
     """Score buying a product at a price with options."""
     query_match = product.query == goal.query
     category_match = len(_levels(product.product_category) & _levels(goal.product_category)) >= _LEVELS
@@ -92,7 +92,7 @@ def score_purchase(
     chosen = count_options(list(options.values()), wanted)
     affordable = price <= goal.price_upper
     count = len(goal.attributes) + len(wanted) + 1
-    return Score(
+    return PurchaseScore(
         total=kind * ((attributes + chosen + affordable) / count),
         type=kind,
         attributes=attributes / len(goal.attributes),

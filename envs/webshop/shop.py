@@ -11,7 +11,7 @@ import numpy as np
 from rollgym.envs.webshop.catalogue import Catalogue
 from rollgym.envs.webshop.goals import Goal
 from rollgym.envs.webshop.products import Product
-from rollgym.envs.webshop.reward import NounExtractor, Score, score_purchase
+from rollgym.envs.webshop.reward import NounExtractor, PurchaseScore, score_purchase
 
 Page = Literal["index", "search_results", "item_page", "item_sub_page", "done"]
 SearchEngine = Callable[[str, int], Sequence[int]]
@@ -54,7 +54,7 @@ class Clickable(NamedTuple):
 
 
 @dataclass(slots=True)
-class Shop:
+class ShopVisit:
     """One visit of a customer.
 
     Attributes:
@@ -89,7 +89,7 @@ class Shop:
     sub_page: str = ""
     options: dict[str, str] = field(default_factory=dict)
     visited: set[int] = field(default_factory=set)
-    score: Score | None = None
+    score: PurchaseScore | None = None
 
     @property
     def product(self) -> Product:

@@ -15,7 +15,7 @@ from typing import Any
 import docker
 from docker.models.containers import Container as DockerContainer
 
-from rollgym.sandbox.containers.engine import ENGINE_ERRORS, Shape, container_options, run_limits
+from rollgym.sandbox.containers.engine import ENGINE_ERRORS, ContainerShape, container_options, run_limits
 from rollgym.sandbox.containers.inside.frames import HEADER, INPUT, READY, RESULT, RUN, STOP, frame
 from rollgym.sandbox.core.base import Guarantees, Outcome, RunResult
 from rollgym.sandbox.core.languages import ENVIRONMENT, Toolchain
@@ -36,7 +36,7 @@ class ConversationEndedError(Exception):
     """The process in the container is gone; the text is the end of its standard error."""
 
 
-class Conversation:
+class ContainerConversation:
     """The host's end of it. One thread at a time may use it.
 
     Args:
@@ -241,7 +241,7 @@ def failed(reason: str) -> RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class ContainerOrder:
     """A run without its command line.
 
     Attributes:
@@ -273,14 +273,16 @@ class Container:
         guarantees: The guarantees that its results report.
     """
 
-    def __init__(self, made: DockerContainer, attached: Any, shape: Shape, guarantees: Guarantees) -> None:
+    def __init__(
+        self, made: DockerContainer, attached: Any, shape: ContainerShape, guarantees: Guarantees
+    ) -> None:
         self.shape = shape
         self.runs = 0
         self.tools = Toolchain()
         self._made = made
         self._attached = attached
         # A file object around the socket, unless the engine is spoken to over TLS.
-        self._conversation = Conversation(getattr(attached, "_sock", attached))
+        self._conversation = ContainerConversation(getattr(attached, "_sock", attached))
         self._guarantees = guarantees
         self._is_ready = False
 
@@ -289,7 +291,7 @@ class Container:
         cls,
         engine: docker.DockerClient,
         image: str,
-        shape: Shape,
+        shape: ContainerShape,
         *,
         cpus: float,
         guarantees: Guarantees,
@@ -342,7 +344,7 @@ class Container:
         self.tools = Toolchain(tools["python"] or "python3", tools["bash"] or "bash", tools["cxx"])
         self._is_ready = True
 
-    def begin(self, command: Sequence[str], order: Order) -> None:
+    def begin(self, command: Sequence[str], order: ContainerOrder) -> None:
         """Start a program.
 
         Raises:
@@ -392,7 +394,7 @@ class Container:
         """Whether there is a frame to read before a moment."""
         return self._conversation.has_frame(deadline)
 
-    def news(self, order: Order) -> bytes | RunResult:
+    def news(self, order: ContainerOrder) -> bytes | RunResult:
         """Wait for the next output of a session, or for the result of a run.
 
         Raises:
@@ -412,7 +414,7 @@ class Container:
         # A session's output has been read already.
         return self._result(facts, b"" if order.session else stdout, stderr, files, order.limits)
 
-    def run(self, command: Sequence[str], order: Order) -> RunResult:
+    def run(self, command: Sequence[str], order: ContainerOrder) -> RunResult:
         """Run a program to its end.
 
         Raises:

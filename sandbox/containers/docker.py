@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import docker
 
-from rollgym.sandbox.containers.container import Container, ContainerLostError, Order, failed
-from rollgym.sandbox.containers.engine import Shape, connect
+from rollgym.sandbox.containers.container import Container, ContainerLostError, ContainerOrder, failed
+from rollgym.sandbox.containers.engine import ContainerShape, connect
 from rollgym.sandbox.core.base import (
     Cancellation,
     Guarantees,
@@ -44,7 +44,7 @@ class Containers:
         runs: How many programs a container may run.
     """
 
-    def __init__(self, make: Callable[[Shape], Container], *, limit: int, runs: int) -> None:
+    def __init__(self, make: Callable[[ContainerShape], Container], *, limit: int, runs: int) -> None:
         self._make = make
         self._limit = limit
         self._runs = runs
@@ -54,7 +54,7 @@ class Containers:
         self._epoch = 0
 
     @contextmanager
-    def borrowed(self, shape: Shape) -> Iterator["ContainerLease"]:
+    def borrowed(self, shape: ContainerShape) -> Iterator["ContainerLease"]:
         """Lend a container of a shape; the borrower reports to the lease how it was used.
 
         Raises:
@@ -66,7 +66,7 @@ class Containers:
         finally:
             self.give_back(lease)
 
-    def take(self, shape: Shape) -> "ContainerLease":
+    def take(self, shape: ContainerShape) -> "ContainerLease":
         """Take a container until it is given back.
 
         Raises:
@@ -82,7 +82,7 @@ class Containers:
                 continue
             return lease
 
-    def _next(self, shape: Shape) -> "ContainerLease":
+    def _next(self, shape: ContainerShape) -> "ContainerLease":
         with self._changed:
             epoch = self._epoch
             while True:
@@ -169,7 +169,7 @@ class ContainerSession:
     def __init__(
         self,
         lease: ContainerLease,
-        order: Order,
+        order: ContainerOrder,
         compiling: RunResult | None,
         give_back: Callable[[ContainerLease], None],
     ) -> None:
@@ -328,7 +328,7 @@ class DockerSandbox:
         if (result := refused(program, files, limits)) is not None:
             return result
         try:
-            order = Order(
+            order = ContainerOrder(
                 files=_checked(files),
                 limits=limits,
                 stdin=stdin,
@@ -338,7 +338,7 @@ class DockerSandbox:
             built = self._build(program, order, cancellation)
             if isinstance(built, RunResult):
                 return built
-            with self._pool.borrowed(Shape.of(limits)) as lease:
+            with self._pool.borrowed(ContainerShape.of(limits)) as lease:
                 return built.run(lease, cancellation)
         except (ContainerLostError, SandboxUnavailableError, MissingToolError, ValueError) as error:
             return failed(str(error))
@@ -356,11 +356,11 @@ class DockerSandbox:
         if (result := refused(program, files, limits)) is not None:
             return EndedSession(result)
         try:
-            order = Order(files=_checked(files), limits=limits, session=True)
+            order = ContainerOrder(files=_checked(files), limits=limits, session=True)
             built = self._build(program, order, Cancellation())
             if isinstance(built, RunResult):
                 return EndedSession(built)
-            lease = self._pool.take(Shape.of(limits))
+            lease = self._pool.take(ContainerShape.of(limits))
         except (ContainerLostError, MissingToolError, ValueError) as error:
             raise SandboxUnavailableError(f"{self.name}: {error}") from error
         try:
@@ -395,7 +395,7 @@ class DockerSandbox:
                 self._connected = connect(self._image)
             return self._connected
 
-    def _start(self, shape: Shape) -> Container:
+    def _start(self, shape: ContainerShape) -> Container:
         return Container.start(
             self._engine(),
             self._image,
@@ -405,7 +405,9 @@ class DockerSandbox:
             read_only=self._read_only,
         )
 
-    def _build(self, program: Program, order: Order, cancellation: Cancellation) -> "_Built | RunResult":
+    def _build(
+        self, program: Program, order: ContainerOrder, cancellation: Cancellation
+    ) -> "_Built | RunResult":
         """Compile the program; return a result only if the compiler failed.
 
         A compiler gets a container of its own, with other limits.
@@ -422,13 +424,13 @@ class DockerSandbox:
             cpu_seconds=None,
             memory_mb=order.limits.compile_memory_mb,
         )
-        compiler = Order(
+        compiler = ContainerOrder(
             files=order.files,
             limits=limits,
             collect=(what.binary_name,),
             collect_bytes=limits.disk_mb * 2**20,
         )
-        with self._pool.borrowed(Shape.of(limits)) as lease:
+        with self._pool.borrowed(ContainerShape.of(limits)) as lease:
             command = commands(program, lease.container.tools, files=beside).compile
             assert command is not None
             result = _run(lease, command, compiler, cancellation)
@@ -450,7 +452,7 @@ class _Built:
 
     program: Program
     beside: tuple[str, ...]
-    order: Order
+    order: ContainerOrder
     compiling: RunResult | None
 
     def run(self, lease: ContainerLease, cancellation: Cancellation) -> RunResult:
@@ -464,7 +466,7 @@ class _Built:
 
 
 def _run(
-    lease: ContainerLease, command: Sequence[str], order: Order, cancellation: Cancellation
+    lease: ContainerLease, command: Sequence[str], order: ContainerOrder, cancellation: Cancellation
 ) -> RunResult:
     try:
         with cancellation.calling(lease.container.hang_up):

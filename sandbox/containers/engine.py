@@ -26,7 +26,7 @@ _COVERED = ("/sys/block", "/sys/bus", "/sys/class", "/sys/dev", "/sys/devices", 
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ContainerShape:
     """The limits that a container is made with; the others belong to a run.
 
     Attributes:
@@ -42,13 +42,13 @@ class Shape:
     inodes: int
 
     @classmethod
-    def of(cls, limits: Limits) -> "Shape":
+    def of(cls, limits: Limits) -> "ContainerShape":
         """The shape that fits the limits."""
         return cls(limits.memory_mb, limits.pids, limits.disk_mb, limits.inodes)
 
 
 def container_options(
-    image: str, program: str, shape: Shape, *, cpus: float, read_only: Sequence[str] = ()
+    image: str, program: str, shape: ContainerShape, *, cpus: float, read_only: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Return how a container is made, in the words of the Docker SDK.
 
@@ -88,7 +88,7 @@ def container_options(
     }
 
 
-def _file_systems(shape: Shape) -> Mapping[str, str]:
+def _file_systems(shape: ContainerShape) -> Mapping[str, str]:
     own = f"uid={_NOBODY},gid={_NOBODY},mode=0700,nosuid,nodev"
     inodes = shape.inodes + _SPOOLED_INODES
     return {

@@ -211,7 +211,7 @@ def install_filter(packed: bytes) -> None:
         raise KernelError(ctypes.get_errno(), "the kernel refuses the filter of system calls")
 
 
-def supported_machine() -> bool:
+def can_filter() -> bool:
     """Whether a filter can be built for this machine."""
     return platform.machine() in _MACHINES
 

@@ -49,7 +49,7 @@ def check_linux(name: str) -> None:
     Raises:
         SandboxUnavailableError: With the remedy.
     """
-    if sys.platform != "linux" or not (calls.supported_machine() and seccomp.supported_machine()):
+    if sys.platform != "linux" or not (calls.supported_machine() and seccomp.can_filter()):
         raise SandboxUnavailableError(
             f"{name} needs Linux on x86_64 or aarch64. Use the back-end docker or remote"
         )

@@ -96,7 +96,7 @@ class SandboxReply(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RequestedRun:
     """A run that a sandbox must carry out."""
 
     program: Program
@@ -124,7 +124,7 @@ def build_request(
     }
 
 
-def read_request(request: RunCodeRequest) -> Run:
+def read_request(request: RunCodeRequest) -> RequestedRun:
     """Parse a request into a run.
 
     Raises:
@@ -141,7 +141,7 @@ def read_request(request: RunCodeRequest) -> Run:
     given = {name: value for name, value in request.limits.model_dump().items() if value is not None}
     if request.memory_limit_MB > 0:
         given["memory_mb"] = request.memory_limit_MB
-    return Run(
+    return RequestedRun(
         Program(request.language, request.code, tuple(request.arguments)),
         {name: _decode(f"the file {name}", content) for name, content in contents.items()},
         stdin if request.stdin_base64 is None else _decode("stdin_base64", request.stdin_base64),

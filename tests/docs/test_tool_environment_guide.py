@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rollgym.clients.checks.report import Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tools import check_tools
 from rollgym.clients.process.local_server import LocalServer
 from tests.support.processes import ROOT
@@ -31,11 +31,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_its_tools_answer_every_call(folder: Path) -> None:
-    found = list(check_tools(Target("orders:Orders")))
+    found = list(check_tools(CheckTarget("orders:Orders")))
     assert [each for each in found if each.status is not Status.PASS] == []
     broken = ENVIRONMENT.replace("except (sqlite3.Error, sqlite3.Warning, ValueError)", "except KeyError")
     (folder / "broken_orders.py").write_text(broken)
-    failed = next(iter(check_tools(Target("broken_orders:Orders"))))
+    failed = next(iter(check_tools(CheckTarget("broken_orders:Orders"))))
     shown = next(each.text for each in fences_of(PAGE) if each.language == "text")
     assert f"FAIL {failed.check}: {failed.detail}" == shown.splitlines()[0]
     line = next(n for n, text in enumerate(broken.splitlines(), 1) if "self.database.execute(sql)" in text)

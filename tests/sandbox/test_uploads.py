@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.sandbox.containers.container import Conversation
+from rollgym.sandbox.containers.container import ContainerConversation
 from rollgym.sandbox.containers.inside.frames import INPUT
 from rollgym.sandbox.core.base import Language, Outcome, Program
 from rollgym.sandbox.core.languages import Toolchain, commands
@@ -170,7 +170,7 @@ CHUNK = bytes(64 * 1024)
 
 
 @pytest.fixture
-def talkative() -> Iterator[tuple[Conversation, list[int]]]:
+def talkative() -> Iterator[tuple[ContainerConversation, list[int]]]:
     """A conversation with a container that answers everything with twice as much, for as long as somebody reads."""
     ours, theirs = socket.socketpair()
     heard = [0]
@@ -184,7 +184,7 @@ def talkative() -> Iterator[tuple[Conversation, list[int]]]:
 
     thread = threading.Thread(target=answer)
     thread.start()
-    conversation = Conversation(ours)
+    conversation = ContainerConversation(ours)
     yield conversation, heard
     conversation.hang_up()
     theirs.close()
@@ -192,7 +192,7 @@ def talkative() -> Iterator[tuple[Conversation, list[int]]]:
     thread.join(10)
 
 
-def test_who_writes_and_never_reads_is_held_back(talkative: tuple[Conversation, list[int]]) -> None:
+def test_who_writes_and_never_reads_is_held_back(talkative: tuple[ContainerConversation, list[int]]) -> None:
     conversation, heard = talkative
     now = time.monotonic()
     with pytest.raises(TimeoutError):
@@ -203,7 +203,9 @@ def test_who_writes_and_never_reads_is_held_back(talkative: tuple[Conversation, 
     assert heard[0] < most
 
 
-def test_who_is_held_back_goes_on_when_the_program_is_over(talkative: tuple[Conversation, list[int]]) -> None:
+def test_who_is_held_back_goes_on_when_the_program_is_over(
+    talkative: tuple[ContainerConversation, list[int]],
+) -> None:
     conversation, heard = talkative
     now = time.monotonic()
     conversation.send(INPUT, bytes(8 << 20), deadline=now + 60, held_until=now + 0.2)

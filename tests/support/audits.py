@@ -8,7 +8,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Self
 
-from rollgym.clients.audit.card import Card, Entry, Verdict
+from rollgym.clients.audit.card import Card, CardEntry, CardVerdict
 from rollgym.clients.audit.runner import run_audit
 from rollgym.clients.audit.subject import AuditSettings, Budget, Subject, discover
 from rollgym.clients.client.client import EnvClient
@@ -48,11 +48,15 @@ class Auditor:
     def __exit__(self, *error: Any) -> None:
         self._stack.__exit__(*error)
 
-    def part(self, env_id: str, audit: Callable[[Subject], Awaitable[list[Entry]]]) -> dict[str, Entry]:
+    def part(
+        self, env_id: str, audit: Callable[[Subject], Awaitable[list[CardEntry]]]
+    ) -> dict[str, CardEntry]:
         """Return what one part of an audit says, such as `audit_costs`."""
         return {entry.check: entry for entry in asyncio.run(self._part(env_id, audit))}
 
-    async def _part(self, env_id: str, audit: Callable[[Subject], Awaitable[list[Entry]]]) -> list[Entry]:
+    async def _part(
+        self, env_id: str, audit: Callable[[Subject], Awaitable[list[CardEntry]]]
+    ) -> list[CardEntry]:
         async with EnvClient(self._here.url) as client:
             known = await discover(client, env_id, {})
             subject = Subject(
@@ -98,7 +102,7 @@ def faults(card: Card) -> dict[str, str]:
     return {
         f"{entry.section}: {entry.check}": entry.verdict.value
         for entry in card.entries
-        if entry.verdict in (Verdict.WARNING, Verdict.FAILED)
+        if entry.verdict in (CardVerdict.WARNING, CardVerdict.FAILED)
     }
 
 

@@ -197,6 +197,11 @@ class PreferenceLossSettings(Settings):
         return self.kind not in ("orpo", "simpo")
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether the loss means nothing without one, because it measures how far the policy is from it."""
+        return self.kind == "kto"
+
+    @property
     def paired(self) -> bool:
         """Whether an example is two replies, and not one."""
         return self.kind != "kto"

@@ -20,13 +20,12 @@ from rollgym.trainer.algorithms.loss_settings import (
 )
 from rollgym.trainer.algorithms.surrogates import PpoSurrogate, SurrogateSettings
 from rollgym.trainer.algorithms.token_settings import (
-    BandCorrection,
     CorrectionSettings,
     NoCorrection,
     NoSelection,
     Rejection,
     SelectionSettings,
-    TruncateCorrection,
+    WeighingCorrection,
     correction_named,
 )
 from rollgym.trainer.core.kinds import kind_of
@@ -142,7 +141,7 @@ class AlgorithmSettings(Settings):
     def _only_rejects_from_current(self) -> bool:
         """Whether the correction has no weights, and rejects at most what the policy in training has left."""
         current = all(each.policy == "current" for each in self.rejections)
-        return current and not isinstance(self.correction, TruncateCorrection | BandCorrection)
+        return current and not isinstance(self.correction, WeighingCorrection)
 
     @property
     def estimates_values(self) -> bool:
@@ -173,7 +172,7 @@ class AlgorithmSettings(Settings):
     def prepares_correction(self) -> bool:
         """Whether the correction looks beyond a row, so that it is made before a step is divided."""
         chosen = self.correction
-        if isinstance(chosen, TruncateCorrection | BandCorrection) and (
+        if isinstance(chosen, WeighingCorrection) and (
             chosen.level in ("sequence", "geometric") or chosen.normalise
         ):
             return True
@@ -187,11 +186,8 @@ class AlgorithmSettings(Settings):
     @property
     def prepares_from_current(self) -> bool:
         """Whether these weights read log-probabilities of the policy as it is when the step begins."""
-        chosen = self.selection
-        if chosen.kind == "second_moment":
-            return chosen.policy == "current"
-        moved = any(each.policy == "current" for each in self.rejections)
-        return moved or chosen.kind in ("clip_cov", "kl_cov", "custom")
+        rejects = any(each.policy == "current" for each in self.rejections)
+        return rejects or self.selection.reads_current
 
     @property
     def keeps_episodes_whole(self) -> bool:
@@ -213,7 +209,7 @@ class AlgorithmSettings(Settings):
     @property
     def reads_behaviour(self) -> bool:
         """Whether log-probabilities at sampling are compared with the policy's."""
-        corrects = self.correction.kind != "off" or self.selection.kind == "second_moment"
+        corrects = self.correction.kind != "off" or self.selection.reads_behaviour
         return corrects or self.proximal != "recomputed"
 
     @property

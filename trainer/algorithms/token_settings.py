@@ -6,13 +6,16 @@ Corrections of the mismatch between sampling and training have names as well: `c
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from rollgym.suggestions import near_names
 from rollgym.trainer.algorithms.modes import Measure, Statistic, WeightLevel
 from rollgym.trainer.core.strict import Settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Part = Annotated[float, Field(gt=0.0, le=1.0)]
 _SIGNED = ("k1", "probability")
@@ -98,6 +101,12 @@ class TruncateCorrection(Settings):
             raise ValueError("floor must be below cap")
         return self
 
+    def bounded(self, weights: "Tensor") -> "Tensor":
+        """Return weights within the bounds."""
+        from rollgym.trainer.algorithms.corrections import truncated
+
+        return truncated(weights, self.cap, self.floor)
+
 
 class BandCorrection(Settings):
     """Weigh tokens by exp(old - behaviour) inside a band and drop them outside it (IcePop, MIS)."""
@@ -115,6 +124,12 @@ class BandCorrection(Settings):
             raise ValueError("low must be below high")
         return self
 
+    def bounded(self, weights: "Tensor") -> "Tensor":
+        """Return weights with 0 for those outside the band."""
+        from rollgym.trainer.algorithms.corrections import banded
+
+        return banded(weights, self.low, self.high)
+
 
 class RejectCorrection(Settings):
     """No weights: what is not rejected counts as it is."""
@@ -123,35 +138,63 @@ class RejectCorrection(Settings):
     reject: list[Rejection] = Field(min_length=1, description=_REJECT)
 
 
+WeighingCorrection = TruncateCorrection | BandCorrection
+"""Those that give tokens weights, within bounds of their own."""
+
 CorrectionSettings = Annotated[
     NoCorrection | TruncateCorrection | BandCorrection | RejectCorrection, Field(discriminator="kind")
 ]
 
 
-class NoSelection(Settings):
+class _Selection(Settings):
+    """Which tokens of an optimizer step count, and what is read of them for that."""
+
+    reads_behaviour: ClassVar[bool] = False
+    """Whether it reads log-probabilities at sampling."""
+    reads_entropy: ClassVar[bool] = False
+    """Whether it reads the entropy of each token."""
+
+    @property
+    def reads_current(self) -> bool:
+        """Whether it reads log-probabilities of the policy as it is when the step begins."""
+        return False
+
+
+class NoSelection(_Selection):
     """Every token of an optimizer step counts."""
 
     kind: Literal["none"] = "none"
 
 
-class SecondMomentSelection(Settings):
+class SecondMomentSelection(_Selection):
     """Drop the tokens that moved most until the rest's mean squared log ratio is small (M2PO, arXiv:2510.01161)."""
 
     kind: Literal["second_moment"]
+    reads_behaviour: ClassVar[bool] = True
     threshold: PositiveFloat = Field(0.04, description="The mean of (lp - behaviour)^2 that is small enough.")
     policy: Literal["old", "current"] = Field(
         "current",
         description="lp: at the start of each optimizer step (the paper), or of the update (AReaL).",
     )
 
+    @property
+    def reads_current(self) -> bool:
+        """Whether it reads log-probabilities of the policy as it is when the step begins."""
+        return self.policy == "current"
 
-class ClipCovSelection(Settings):
+
+class ClipCovSelection(_Selection):
     """Drop a few of the tokens whose log-probability goes most with their advantage (Clip-Cov, arXiv:2505.22617)."""
 
     kind: Literal["clip_cov"]
     fraction: Part = Field(2e-4, description="Part of the step's tokens that is dropped, at least one.")
     low: float = Field(1.0, description="Smallest covariance of those they are drawn from.")
     high: float = Field(5.0, description="Largest.")
+
+    @property
+    def reads_current(self) -> bool:
+        """Whether it reads log-probabilities of the policy as it is when the step begins."""
+        return True
 
     @model_validator(mode="after")
     def _range_is_one(self) -> Self:
@@ -160,22 +203,28 @@ class ClipCovSelection(Settings):
         return self
 
 
-class KLCovSelection(Settings):
+class KLCovSelection(_Selection):
     """Charge the tokens of largest covariance for moving: `+ c |lp - old|` (KL-Cov, arXiv:2505.22617)."""
 
     kind: Literal["kl_cov"]
     fraction: Part = Field(2e-4, description="Part of the step's tokens that is charged, at least one.")
     coefficient: PositiveFloat = Field(1.0, description="c.")
 
+    @property
+    def reads_current(self) -> bool:
+        """Whether it reads log-probabilities of the policy as it is when the step begins."""
+        return True
 
-class HighEntropySelection(Settings):
+
+class HighEntropySelection(_Selection):
     """Train on the tokens of highest entropy alone (80/20, arXiv:2506.01939)."""
 
     kind: Literal["high_entropy"]
+    reads_entropy: ClassVar[bool] = True
     fraction: Part = Field(0.2, description="Part of the step's tokens that counts.")
 
 
-class CustomSelection(Settings):
+class CustomSelection(_Selection):
     """Weights of tokens by a function of the user's."""
 
     kind: Literal["custom"]
@@ -183,6 +232,11 @@ class CustomSelection(Settings):
         description="module:attr of a function StepTokens -> a weight for each token of the optimizer step, "
         "`[rows, tokens]`: all its rows, before they are divided among micro-batches and ranks."
     )
+
+    @property
+    def reads_current(self) -> bool:
+        """Whether it reads log-probabilities of the policy as it is when the step begins."""
+        return True
 
 
 SelectionSettings = Annotated[

@@ -91,7 +91,7 @@ _CLEARLY = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class RowBucket:
     """A micro-batch.
 
     Attributes:
@@ -109,7 +109,7 @@ class Bucket:
         """Calls of the model that it takes."""
         return 1 if self.shared is None else len(self.shared.tree.calls)
 
-    def of(self, indices: Sequence[int]) -> "Bucket":
+    def of(self, indices: Sequence[int]) -> "RowBucket":
         """Return the same micro-batch where its rows are some of a larger batch.
 
         Args:
@@ -137,11 +137,11 @@ class Plans:
 
     def __init__(self, most: int = 16) -> None:
         self._most = most
-        self._kept: OrderedDict[tuple[bytes, int, CallCosts, bool], list[Bucket]] = OrderedDict()
+        self._kept: OrderedDict[tuple[bytes, int, CallCosts, bool], list[RowBucket]] = OrderedDict()
 
     def plan(
         self, ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True
-    ) -> list[Bucket]:
+    ) -> list[RowBucket]:
         """Return what the function of this name returns."""
         # By their contents: rows that come to a rank are others each time.
         key = (_digest(ids), budget, costs, prefixes)
@@ -161,7 +161,7 @@ def _digest(ids: Sequence[Ids]) -> bytes:
     return digest.digest()
 
 
-def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True) -> list[Bucket]:
+def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = True) -> list[RowBucket]:
     """Cut rows into micro-batches, and say which tokens of each are computed once.
 
     Args:
@@ -177,7 +177,7 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
     """
     lengths = [len(row) for row in ids]
     cut = packed_buckets if costs.packs else length_buckets
-    flat = [Bucket(bucket) for bucket in cut(lengths, budget)]
+    flat = [RowBucket(bucket) for bucket in cut(lengths, budget)]
     if len(ids) < 2:
         return flat
     paths = paths_of(ids)
@@ -191,18 +191,18 @@ def plan(ids: Sequence[Ids], budget: int, costs: CallCosts, *, prefixes: bool = 
     return _buckets(trees, paths) if shared_cost < _CLEARLY * flat_cost else flat
 
 
-def _flat_cost(bucket: Bucket, lengths: Sequence[int], costs: CallCosts) -> float:
+def _flat_cost(bucket: RowBucket, lengths: Sequence[int], costs: CallCosts) -> float:
     return rows_apart([lengths[row] for row in bucket.rows]).tree.cost(costs)
 
 
-def _buckets(trees: Sequence[tuple[int, Tree]], paths: Paths) -> list[Bucket]:
+def _buckets(trees: Sequence[tuple[int, Tree]], paths: Paths) -> list[RowBucket]:
     """Return the micro-batches of trees; each is given with the number of its first path."""
     firsts = np.array([first for first, _ in trees])
     rows: list[list[int]] = [[] for _ in trees]
     for row, path in enumerate(paths.of_row):
         rows[int(np.searchsorted(firsts, path, side="right")) - 1].append(row)
     return [
-        Bucket(
+        RowBucket(
             of_tree,
             SharedRows(
                 tree,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from rollgym.trainer.backends.base import EntropyMode, MicroBatch, RoutedOutputs, TokenCounts, TrainRow
-from rollgym.trainer.backends.batching import Bucket, Plans, length_buckets, packed_buckets, pad_rows
+from rollgym.trainer.backends.batching import Plans, RowBucket, length_buckets, packed_buckets, pad_rows
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.prefix_cache import SharedTokens
 from rollgym.trainer.backends.prefix_tree import CallCosts, rows_apart
@@ -119,7 +119,7 @@ class ForwardPass:
             self._experts = None
             self._head.keep_experts(wanted=False)
 
-    def buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket]:
+    def buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[RowBucket]:
         """Cut rows into micro-batches. Those with recorded experts or with pictures are computed padded, as they are.
 
         Args:
@@ -130,26 +130,26 @@ class ForwardPass:
             return self._buckets_beside_pictures(rows, apart=apart)
         lengths = [len(row.ids) for row in rows]
         if apart or any(row.experts is not None for row in rows):
-            return [Bucket(bucket, packs=False) for bucket in length_buckets(lengths, self._tokens)]
+            return [RowBucket(bucket, packs=False) for bucket in length_buckets(lengths, self._tokens)]
         if self._costs is None:
             cut = packed_buckets if self._packs else length_buckets
-            return [Bucket(bucket) for bucket in cut(lengths, self._tokens)]
+            return [RowBucket(bucket) for bucket in cut(lengths, self._tokens)]
         ids = [row.ids.numpy() for row in rows]
         return self._plans.plan(ids, self._tokens, self._costs, prefixes=self._prefixes)
 
-    def _buckets_beside_pictures(self, rows: Sequence[TrainRow], *, apart: bool) -> list[Bucket]:
+    def _buckets_beside_pictures(self, rows: Sequence[TrainRow], *, apart: bool) -> list[RowBucket]:
         """Cut rows of which some hold pictures: equal ids may hide other pictures, so that those share nothing."""
         shown = [index for index, row in enumerate(rows) if row.images]
         plain = [index for index, row in enumerate(rows) if not row.images]
         parts = length_buckets([len(rows[index].ids) for index in shown], self._tokens)
-        buckets = [Bucket([shown[index] for index in part], packs=False) for part in parts]
+        buckets = [RowBucket([shown[index] for index in part], packs=False) for part in parts]
         if plain:
             buckets += [
                 each.of(plain) for each in self.buckets([rows[index] for index in plain], apart=apart)
             ]
         return buckets
 
-    def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[Bucket | None]) -> TokenCounts:
+    def tokens(self, rows: Sequence[TrainRow], buckets: Sequence[RowBucket | None]) -> TokenCounts:
         """Count the tokens of rows, and those of them that go through the model."""
         total = sum(len(row.ids) for row in rows)
         saved = sum(
@@ -158,7 +158,7 @@ class ForwardPass:
         return TokenCounts(total, total - saved)
 
     def run(
-        self, rows: Sequence[TrainRow], bucket: Bucket, entropy: EntropyMode, calls: int = 1
+        self, rows: Sequence[TrainRow], bucket: RowBucket, entropy: EntropyMode, calls: int = 1
     ) -> MicroBatch:
         """Compute a micro-batch; logits only where the mask wants them, which on long prompts is most of the work.
 
@@ -204,7 +204,7 @@ class ForwardPass:
             fields=fields,
         )
 
-    def _shared(self, rows: Sequence[TrainRow], bucket: Bucket, calls: int) -> SharedTokens | None:
+    def _shared(self, rows: Sequence[TrainRow], bucket: RowBucket, calls: int) -> SharedTokens | None:
         shared, indices = bucket.shared, bucket.rows
         packs = self._packs and bucket.packs
         if shared is None and calls == 1 and not packs:

@@ -36,8 +36,7 @@ from rollgym.trainer.backends.optimizer import (
     plain_state,
     what_broke,
 )
-from rollgym.trainer.backends.packing import PackingChoice, sharing_and_packing
-from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.packing import PackingChoice, shell_and_costs
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend, ShardedModel
 from rollgym.trainer.backends.weight_pieces import DTensorPieces, WholeModel, divided_like, local_of, whole_of
@@ -160,7 +159,7 @@ class Fsdp2Optimizer:
         self._trained = list(trained.values())
         self._partial = [trained[name] for name in partial if name in trained]
         self._clip = settings.gradient_clip
-        self._kind = settings.kind
+        self._averages = settings.keeps_averages
         self._optimizer = make_optimizer(settings, self._trained, rate)
         self.fused = bool(self._optimizer.defaults["fused"])
         self._incoming: dict[int, dict[str, Any]] = {}
@@ -201,7 +200,7 @@ class Fsdp2Optimizer:
 
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet."""
-        if self._kind == "adamw":
+        if self._averages:
             for parameter in self._trained:
                 entries = self._optimizer.state[parameter]
                 if not entries:
@@ -220,7 +219,7 @@ class Fsdp2Optimizer:
 
     def plain(self) -> dict[str, Any]:
         """Return the parts of the state other than tensors, by paths."""
-        return plain_state(self._optimizer.state_dict()["param_groups"], stateless=self._kind != "adamw")
+        return plain_state(self._optimizer.state_dict()["param_groups"], stateless=not self._averages)
 
     def pieces_read(self) -> None:
         """Nothing: they are what is stepped."""
@@ -293,13 +292,8 @@ def fsdp2_model(
         shared_prefixes: `optimizer.shared_prefixes`.
         packed_rows: `optimizer.packed_rows`.
     """
-
-    def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return sharing_and_packing(each, shared_prefixes, packed_rows, group.device, dtype)
-
-    whole = WholeModel(head, group, look)
+    whole, costs, packs = shell_and_costs(head, group, shared_prefixes, packed_rows, dtype)
     head = whole.shell
-    costs, packs = look(head)
     for parameter in head.parameters():
         parameter.requires_grad = False
     _divide_layers(head.model, group)
@@ -346,15 +340,10 @@ def fsdp2_backend(
     Raises:
         ConfigError: If the model cannot be divided as the group wants it.
     """
-
-    def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return sharing_and_packing(
-            each, optimizer.shared_prefixes, optimizer.packed_rows, group.device, dtype
-        )
-
-    whole = WholeModel(head, group, look)
+    whole, costs, packs = shell_and_costs(
+        head, group, optimizer.shared_prefixes, optimizer.packed_rows, dtype
+    )
     head = whole.shell
-    costs, packs = look(head)
     partial = _divide_layers(head.model, group)
     layers = CompiledLayers(head, compiler_of(compiled, group.device))
     shard(whole, group, dtype, cpu_offload=cpu_offload)

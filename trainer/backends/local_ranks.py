@@ -17,7 +17,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from rollgym.clients.process.modules import python_module
-from rollgym.trainer.backends.transport import Failure, RankDiedError, RankFailedError, pack, unpack
+from rollgym.trainer.backends.transport import CallFailure, RankDiedError, RankFailedError, pack, unpack
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.core.run_files import write_errors
 
@@ -244,7 +244,7 @@ def _read_answer(rank: _Rank, data: bytes) -> tuple[bool, Any]:
         done, content = unpack(data)
     except Exception as error:  # noqa: BLE001 - whatever a class of the answer raises when it is made again
         unread = f"the answer of rank {rank.number} cannot be read: {type(error).__name__}: {error}"
-        return False, Failure(RankFailedError(unread), of_the_group=False)
+        return False, CallFailure(RankFailedError(unread), of_the_group=False)
     return done, content
 
 

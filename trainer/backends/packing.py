@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.rank_group import RankGroup
+from rollgym.trainer.backends.weight_pieces import WholeModel
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.packed_attention import name_of_kernel
 
@@ -127,6 +129,30 @@ def sharing_and_packing(
         ConfigError: If rows are to be packed, and cannot be.
     """
     return sharing_costs(head, shared_prefixes, device), packs_rows(head, packed_rows, device, dtype)
+
+
+def shell_and_costs(
+    head: Head | None,
+    group: RankGroup,
+    shared_prefixes: Literal["auto", "off"],
+    packed_rows: PackingChoice,
+    dtype: torch.dtype,
+) -> tuple[WholeModel, CallCosts | None, bool]:
+    """Return the weights that ranks divide, with what `sharing_and_packing` decides for the shell of their model.
+
+    Args:
+        head: The model, whole; the first rank's counts, and it is emptied.
+        group: The ranks.
+        shared_prefixes: `optimizer.shared_prefixes`.
+        packed_rows: `optimizer.packed_rows`.
+        dtype: Number format of its activations.
+    """
+
+    def look(each: Head) -> tuple[CallCosts | None, bool]:
+        return sharing_and_packing(each, shared_prefixes, packed_rows, group.device, dtype)
+
+    whole = WholeModel(head, group, look)
+    return whole, *look(whole.shell)
 
 
 def costs_of_calls(body: PreTrainedModel, kernels: Kernels) -> CallCosts:

@@ -20,9 +20,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rollgym.trainer.backends.prefix_tree import (
-    Call,
     CallCosts,
     Ids,
+    ModelCall,
     SharedRows,
     Tree,
     finest_tree,
@@ -161,13 +161,13 @@ class _Layout:
                 self._call[segment] = number
                 self._first[segment] = int(self.base[number]) + first
 
-    def _is_packed(self, call: Call) -> bool:
+    def _is_packed(self, call: ModelCall) -> bool:
         return self._packs and not call.prefix
 
-    def _size(self, call: Call) -> int:
+    def _size(self, call: ModelCall) -> int:
         return sum(self._tree.lengths(call)) if self._is_packed(call) else len(call.segments) * call.width
 
-    def _firsts(self, call: Call) -> list[int]:
+    def _firsts(self, call: ModelCall) -> list[int]:
         """Return where each segment of a call begins among its tokens."""
         if self._is_packed(call):
             return [0, *accumulate(self._tree.lengths(call)[:-1])]

@@ -101,7 +101,7 @@ class CallCosts:
         return float((lengths + self.pair * lengths * lengths).sum()) + self.call
 
 
-class Segment(NamedTuple):
+class PathSegment(NamedTuple):
     """Tokens that are computed together: those of a path from `start` to `stop`.
 
     Attributes:
@@ -117,7 +117,7 @@ class Segment(NamedTuple):
     parent: int
 
 
-class Call(NamedTuple):
+class ModelCall(NamedTuple):
     """Segments that go through the model together, padded to equal length or, without a prefix, packed.
 
     Attributes:
@@ -141,8 +141,8 @@ class Tree:
         leaves: The last segment of each path.
     """
 
-    segments: Sequence[Segment]
-    calls: Sequence[Call]
+    segments: Sequence[PathSegment]
+    calls: Sequence[ModelCall]
     leaves: Sequence[int]
 
     @cached_property
@@ -181,7 +181,7 @@ class Tree:
             for call in self.calls
         )
 
-    def lengths(self, call: Call) -> list[int]:
+    def lengths(self, call: ModelCall) -> list[int]:
         """Return the tokens of each segment of a call."""
         of_call = (self.segments[number] for number in call.segments)
         return [segment.stop - segment.start for segment in of_call]
@@ -226,8 +226,8 @@ def tree_of(widths: Sequence[int], shared: Sequence[int], costs: CallCosts, *, p
 def rows_apart(lengths: Sequence[int]) -> SharedRows:
     """Return rows that share nothing, and go through the model in one call, as a tree."""
     numbers = list(range(len(lengths)))
-    segments = [Segment(path, 0, length, -1) for path, length in enumerate(lengths)]
-    return SharedRows(Tree(segments, [Call(tuple(numbers), max(lengths), 0)], numbers), numbers, numbers)
+    segments = [PathSegment(path, 0, length, -1) for path, length in enumerate(lengths)]
+    return SharedRows(Tree(segments, [ModelCall(tuple(numbers), max(lengths), 0)], numbers), numbers, numbers)
 
 
 def finest_tree(paths: Paths, widths: Sequence[int], costs: CallCosts) -> SharedRows:
@@ -290,9 +290,9 @@ def _radix(widths: Sequence[int], shared: Sequence[int]) -> _Nodes:
     )
 
 
-def _divided(nodes: _Nodes, paths: int, threshold: int | None) -> tuple[list[Segment], list[int]]:
+def _divided(nodes: _Nodes, paths: int, threshold: int | None) -> tuple[list[PathSegment], list[int]]:
     """Return segments of which the inner ones save `threshold` tokens each, or are none, and the last of each path."""
-    segments: list[Segment] = []
+    segments: list[PathSegment] = []
     leaves = [0] * paths
     above = [-1] * len(nodes.stop)  # the segment that ends last at or above each node
     for number, stop in enumerate(nodes.stop):
@@ -306,11 +306,11 @@ def _divided(nodes: _Nodes, paths: int, threshold: int | None) -> tuple[list[Seg
             above[number] = before
             continue
         above[number] = len(segments)
-        segments.append(Segment(nodes.path[number], start, stop, before))
+        segments.append(PathSegment(nodes.path[number], start, stop, before))
     return segments, leaves
 
 
-def _calls(segments: Sequence[Segment], costs: CallCosts) -> Iterator[Call]:
+def _calls(segments: Sequence[PathSegment], costs: CallCosts) -> Iterator[ModelCall]:
     """Divide segments into calls: level by level, and in each those of like width together."""
     levels: list[list[int]] = []
     level_of: list[int] = []
@@ -323,12 +323,14 @@ def _calls(segments: Sequence[Segment], costs: CallCosts) -> Iterator[Call]:
         if costs.packs and number == 0:
             # Lengths need not be alike. Longest first, so that those that are equal are neighbours.
             order = sorted(level, key=lambda each: segments[each].start - segments[each].stop)
-            yield Call(tuple(order), segments[order[0]].stop, 0)
+            yield ModelCall(tuple(order), segments[order[0]].stop, 0)
         else:
             yield from _calls_of_level(segments, level, costs)
 
 
-def _calls_of_level(segments: Sequence[Segment], level: Sequence[int], costs: CallCosts) -> Iterator[Call]:
+def _calls_of_level(
+    segments: Sequence[PathSegment], level: Sequence[int], costs: CallCosts
+) -> Iterator[ModelCall]:
     """Yield the calls that cost least among those that take the segments of a level in order of their width."""
     order = sorted(level, key=lambda number: segments[number].start - segments[number].stop)
     width = np.array([segments[number].stop - segments[number].start for number in order])
@@ -348,4 +350,4 @@ def _calls_of_level(segments: Sequence[Segment], level: Sequence[int], costs: Ca
         ends.append(taken[ends[-1]])
     for start, stop in zip(ends[:0:-1], ends[-2::-1], strict=True):
         first, last = bounds[start], bounds[stop]
-        yield Call(tuple(order[first:last]), int(width[first]), int(prefix[first:last].max()))
+        yield ModelCall(tuple(order[first:last]), int(width[first]), int(prefix[first:last].max()))

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from rollgym.trainer.backends.rank_group import MeshShape, RankGroup, listen
 from rollgym.trainer.backends.transport import (
-    Failure,
+    CallFailure,
     MakeBackend,
     RankFailedError,
     RankWaitedError,
@@ -119,6 +119,25 @@ class RankServer:
         self._streams.pop(number, None)
 
 
+class NodeRankServer(RankServer):
+    """Answers calls in a process of a cluster; ranks of other machines meet it at its node's address.
+
+    Args:
+        rank: This rank's number.
+        world_size: The number of ranks.
+        address: Address of its node, as the other ranks reach it.
+    """
+
+    def __init__(self, rank: int, world_size: int, address: str) -> None:
+        # The process sees one device, its own.
+        super().__init__(rank, world_size, local_rank=0)
+        self._address = address
+
+    def listen(self, host: str | None = None) -> str:
+        """Open the place where all ranks meet, on a free port, and return its address."""
+        return super().listen(host or self._address)
+
+
 def answer(server: RankServer, method: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
     """Have a server answer a call: whether it did not fail, and what it returned or the failure."""
     try:
@@ -129,14 +148,14 @@ def answer(server: RankServer, method: str, arguments: Sequence[Any]) -> tuple[b
         return False, _failure(error, server)
 
 
-def _failure(error: Exception, server: RankServer) -> Failure:
+def _failure(error: Exception, server: RankServer) -> CallFailure:
     if isinstance(error, TrainerError | ValueError) and _can_be_sent(error):
-        return Failure(error, of_the_group=False)
+        return CallFailure(error, of_the_group=False)
     message = f"rank {server._rank} of {server._world_size} failed: {type(error).__name__}: {error}"
     # Torch has no type of its own for it that gloo knows of.
     waited = isinstance(error, RuntimeError) and "timed out" in str(error).lower()
     kind = RankWaitedError if waited else RankFailedError
-    return Failure(kind(message), of_the_group=True)
+    return CallFailure(kind(message), of_the_group=True)
 
 
 def _can_be_sent(error: Exception) -> bool:

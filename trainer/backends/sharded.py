@@ -25,7 +25,7 @@ from rollgym.trainer.backends.base import (
     StepReport,
     TrainRow,
 )
-from rollgym.trainer.backends.batching import Bucket
+from rollgym.trainer.backends.batching import RowBucket
 from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing
@@ -113,7 +113,7 @@ class ShardedModel:
         """
         kept = KeptOutputs(rows)
 
-        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+        def keep(bucket: RowBucket | None, micro: MicroBatch) -> None:
             if bucket is not None:
                 kept.add(micro)
 
@@ -128,7 +128,7 @@ class ShardedModel:
     def _outputs(self, rows: Sequence[TrainRow], entropy: EntropyMode) -> list[Tensor]:
         kept = KeptOutputs(rows, entropy=entropy != "none")
 
-        def keep(bucket: Bucket | None, micro: MicroBatch) -> None:
+        def keep(bucket: RowBucket | None, micro: MicroBatch) -> None:
             if bucket is not None:
                 kept.add(micro)
 
@@ -319,9 +319,9 @@ class ShardedModel:
     def _each(
         self,
         rows: Sequence[TrainRow],
-        buckets: Sequence[Bucket | None],
+        buckets: Sequence[RowBucket | None],
         entropy: EntropyMode,
-        then: Callable[[Bucket | None, MicroBatch], Tensor | None],
+        then: Callable[[RowBucket | None, MicroBatch], Tensor | None],
     ) -> None:
         """Compute micro-batches, and the gradients of what `then` makes of each: its share of the loss, if any."""
         for number, bucket in enumerate(buckets, start=1):
@@ -337,14 +337,14 @@ class ShardedModel:
         """
         raise TypeError("a model that is only read has no gradients")
 
-    def _equal_buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[Bucket | None]:
+    def _equal_buckets(self, rows: Sequence[TrainRow], *, apart: bool = False) -> list[RowBucket | None]:
         """Cut this rank's rows into as many micro-batches as any rank has; None in place of those that it lacks."""
-        buckets: list[Bucket | None] = [*self._pass.buckets(rows, apart=apart)]
+        buckets: list[RowBucket | None] = [*self._pass.buckets(rows, apart=apart)]
         missing = self._group.largest(len(buckets)) - len(buckets)
         return [*buckets, *([None] * missing)]
 
-    def _run(self, rows: Sequence[TrainRow], bucket: Bucket | None, entropy: EntropyMode) -> MicroBatch:
-        chosen = (rows, bucket) if bucket is not None else ([_NOTHING], Bucket([0]))
+    def _run(self, rows: Sequence[TrainRow], bucket: RowBucket | None, entropy: EntropyMode) -> MicroBatch:
+        chosen = (rows, bucket) if bucket is not None else ([_NOTHING], RowBucket([0]))
         # Ranks gather weights together, call by call: all of them make as many.
         calls = self._group.largest(chosen[1].calls) if self._pass.shares else 1
         return self._pass.run(*chosen, entropy, calls)
@@ -438,7 +438,7 @@ class ShardedBackend(ShardedModel):
         parts: list[Metrics] = []
         finite = torch.ones((), dtype=torch.bool, device=self._group.device)
 
-        def share_of(bucket: Bucket | None, micro: MicroBatch) -> Tensor:
+        def share_of(bucket: RowBucket | None, micro: MicroBatch) -> Tensor:
             if bucket is None:
                 share = micro.loss_of_nothing()
             else:

@@ -20,7 +20,7 @@ from rollgym.trainer.backends.base import (
     StepReport,
     TrainRow,
 )
-from rollgym.trainer.backends.batching import Bucket, Plans
+from rollgym.trainer.backends.batching import Plans, RowBucket
 from rollgym.trainer.backends.forward_pass import ForwardPass, KeptOutputs
 from rollgym.trainer.backends.heads import Head
 from rollgym.trainer.backends.layers import CompiledLayers, GradientCheckpointing, compiler_of
@@ -288,7 +288,7 @@ class _Computed:
         kept: The outputs of its rows, if the caller requested them.
     """
 
-    buckets: Sequence[Bucket]
+    buckets: Sequence[RowBucket]
     metrics: Sequence[Metrics]
     finite: Tensor
     kept: KeptOutputs | None

@@ -41,7 +41,7 @@ class RankWaitedError(RankFailedError):
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class CallFailure:
     """What a call came to that raised.
 
     Attributes:

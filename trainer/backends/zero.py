@@ -26,11 +26,9 @@ from rollgym.trainer.backends.optimizer import (
     plain_state,
     what_broke,
 )
-from rollgym.trainer.backends.packing import sharing_and_packing
-from rollgym.trainer.backends.prefix_tree import CallCosts
+from rollgym.trainer.backends.packing import shell_and_costs
 from rollgym.trainer.backends.rank_group import RankGroup
 from rollgym.trainer.backends.sharded import ShardedBackend
-from rollgym.trainer.backends.weight_pieces import WholeModel
 from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.models.lora import adapter_tensors, is_adapter, merged, plain_name
 from rollgym.trainer.records.pieces import BoxedTensor
@@ -337,7 +335,7 @@ class ZeroOptimizer:
         self._names = list(trained)
         self._trained = list(trained.values())
         self.fused = settings.fused is True
-        self._averages = _AVERAGES if settings.kind == "adamw" else ()
+        self._averages = _AVERAGES if settings.keeps_averages else ()
         self._param_groups = param_groups
         self._nothing = nothing
         self._on_host = on_host
@@ -486,15 +484,10 @@ def zero_backend(
 
     """
     deepspeed = _deepspeed(group)
-
-    def look(each: Head) -> tuple[CallCosts | None, bool]:
-        return sharing_and_packing(
-            each, optimizer.shared_prefixes, optimizer.packed_rows, group.device, dtype
-        )
-
-    whole = WholeModel(head, group, look)
+    whole, costs, packs = shell_and_costs(
+        head, group, optimizer.shared_prefixes, optimizer.packed_rows, dtype
+    )
     head = whole.shell
-    costs, packs = look(head)
     whole.fill(head)
     head.to(group.device)  # its tables of positions
     trained = {name: each for name, each in head.model.named_parameters() if each.requires_grad}

@@ -15,7 +15,7 @@ from rollgym.trainer.cluster.placement import Placement
 from rollgym.trainer.cluster.process import Lost
 from rollgym.trainer.cluster.remote_engine import RemoteEngines
 from rollgym.trainer.cluster.roles import LocalRoles, RayRoles, logs_of
-from rollgym.trainer.cluster.server_host import Program
+from rollgym.trainer.cluster.server_host import HostedProgram
 from rollgym.trainer.cluster.supervision import Disconnection, RoleRestarts
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
@@ -58,7 +58,7 @@ class Cluster(Protocol):
         """
         ...
 
-    async def servers(self, program: Program) -> list[str] | None:
+    async def servers(self, program: HostedProgram) -> list[str] | None:
         """Start the inference servers on the role's devices, and return their addresses; None if the run starts them.
 
         Raises:

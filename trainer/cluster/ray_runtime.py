@@ -43,17 +43,17 @@ _CUT_OFF = "End of file"
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class RayNode:
     """A machine of the cluster: what Ray calls it, and its address."""
 
     name: str
     address: str
 
 
-def nodes() -> list[Node]:
+def nodes() -> list[RayNode]:
     """Return the cluster's machines that are alive."""
     return [
-        Node(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
+        RayNode(str(node["NodeID"]), str(node["NodeManagerAddress"])) for node in ray.nodes() if node["Alive"]
     ]
 
 
@@ -68,7 +68,7 @@ class RayProcess:
         machine: Its node.
     """
 
-    def __init__(self, role: str, number: int, handle: Any, log: Path, machine: Node) -> None:
+    def __init__(self, role: str, number: int, handle: Any, log: Path, machine: RayNode) -> None:
         self.role = role
         self.number = number
         self.pid = 0
@@ -223,8 +223,8 @@ class RayCluster:
         self._working_dir = working_dir
         self._logs = logs.absolute()
         self._group: PlacementGroup | None = None
-        self._nodes: dict[int, Node] = {}
-        self._own = Node("", "127.0.0.1")
+        self._nodes: dict[int, RayNode] = {}
+        self._own = RayNode("", "127.0.0.1")
         self._reached_at = ""
         self._devices: dict[int, list[str]] = {}
         self._placement: Placement | None = None

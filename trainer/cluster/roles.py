@@ -15,7 +15,7 @@ from rollgym.trainer.backends.transport import RankTransport, pack
 from rollgym.trainer.cluster.placement import ACTOR_INFERENCE, ACTOR_TRAIN, Placement, Role
 from rollgym.trainer.cluster.process import ActorRanks, KeptProcess, Lost, RoleProcess
 from rollgym.trainer.cluster.remote_engine import RemoteEngines
-from rollgym.trainer.cluster.server_host import JudgeProgram, Program, ServerHost
+from rollgym.trainer.cluster.server_host import HostedProgram, JudgeProgram, ServerHost
 from rollgym.trainer.cluster.supervision import RoleRestarts
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError, RoleDiedError, RoleLostError, RunError, TrainerError
@@ -71,7 +71,7 @@ class LocalRoles:
         """Start nothing: the engine is in the driver's process."""
         return None
 
-    async def servers(self, program: Program) -> list[str] | None:
+    async def servers(self, program: HostedProgram) -> list[str] | None:
         """Start none: the run starts them as its own processes."""
         return None
 
@@ -102,7 +102,7 @@ class LocalRoles:
         self._lost(RoleLostError(name, "", f"judge {name}: {await host.gone()}"))
 
 
-_RANK = "rollgym.trainer.cluster.rank_server:NodeRankServer"
+_RANK = "rollgym.trainer.backends.rank:NodeRankServer"
 _ENGINE = "rollgym.trainer.cluster.engine_server:EngineServer"
 _SERVER = "rollgym.trainer.cluster.server_host:ServerHost"
 _LOOK_AT_HEAD_EVERY_S = 3.0
@@ -180,7 +180,7 @@ class RayRoles:
         self._engines = RemoteEngines(engines)
         return self._engines
 
-    async def servers(self, program: Program) -> list[str] | None:
+    async def servers(self, program: HostedProgram) -> list[str] | None:
         """Start each server on the node of its devices, unless it runs already."""
         role = self.placement.role(ACTOR_INFERENCE)
         assert role is not None
@@ -239,7 +239,7 @@ class RayRoles:
         self._kept.append(kept)
         return kept
 
-    async def _served(self, role: Role, number: int, program: Program) -> str:
+    async def _served(self, role: Role, number: int, program: HostedProgram) -> str:
         """Start a server, in a process that is started again with the server at the same address."""
         host = self._ray.address_of(role.name, role.processes[number][0])
         urls: list[str] = []

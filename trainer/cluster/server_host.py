@@ -19,7 +19,7 @@ _PORT_PATIENCE_S = 2 * GRACE_S
 _LOOK_EVERY_S = 0.2
 
 
-class Program(Protocol):
+class HostedProgram(Protocol):
     """A server's program. It can be pickled, and chooses its port on the machine that runs it."""
 
     @property
@@ -111,7 +111,9 @@ class ServerHost:
         port: Its port, if clients know it already; waits until a previous process has released it.
     """
 
-    def __init__(self, program: Program, number: int, host: str, logs: Path, port: int | None = None) -> None:
+    def __init__(
+        self, program: HostedProgram, number: int, host: str, logs: Path, port: int | None = None
+    ) -> None:
         self._program = program
         self._number = number
         self._host = host

@@ -18,8 +18,32 @@ if TYPE_CHECKING:
     from rollgym.trainer.config.run import RunSettings
 
 
-MemoryLayout = Literal["torch", "fsdp2", "deepspeed", "megatron"]
-"""How weights, gradients and the optimizer's numbers lie on devices."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryLayout:
+    """How a back-end lays a model in training on devices, for the plan of the memory that a run needs.
+
+    The facts of each back-end of ours, and the formulas that read them, are in `rollgym.trainer.models.memory_plan`.
+
+    Attributes:
+        stage: What it divides over the data-parallel ranks, by the stages of ZeRO (arXiv:1910.02054). 0: nothing; 1:
+            the optimizer's numbers; 2: gradients too; 3: weights too. None: as `backend.zero_stage` says.
+        weights: The weights that the optimizer changes. "computed": those that are computed with, and an fp32 copy
+            beside them where they are in bf16; "copied": an fp32 copy beside them always; "fp32": in fp32 alone, and
+            what is computed with is gathered out of them.
+        gradients_as_computed: Whether gradients are in the type that is computed in, and not in fp32.
+        steps_at_once: Whether AdamW goes over all weights at once, which takes one more number for each.
+        offloads_all: Whether `backend.cpu_offload` moves gradients and undivided weights to the host, too.
+        divides_ends: Whether tensor parallelism divides embeddings and logits.
+        divides_between: Whether `backend.sequence_parallel` divides what lies between the matrices of a layer.
+    """
+
+    stage: int | None = 0
+    weights: Literal["computed", "copied", "fp32"] = "computed"
+    gradients_as_computed: bool = False
+    steps_at_once: bool = False
+    offloads_all: bool = False
+    divides_ends: bool = False
+    divides_between: bool = False
 
 
 def _none(settings: "RunSettings") -> Iterator[str]:
@@ -114,13 +138,13 @@ BACKENDS = (
     BackendKind(
         name="torch",
         described="one process, the run's own (the default)",
-        memory="torch",
+        memory=MemoryLayout(steps_at_once=True),
     ),
     BackendKind(
         name="fsdp2",
         described="several ranks with torch's sharding of weights, gradients and optimizer state; `mesh.tensor` also "
         "divides layers",
-        memory="fsdp2",
+        memory=MemoryLayout(stage=3, weights="fp32", steps_at_once=True, offloads_all=True),
         dimensions=("data", "tensor"),
         reads=("cpu_offload",),
         refusals=_fsdp2_refusals,
@@ -129,7 +153,7 @@ BACKENDS = (
     BackendKind(
         name="deepspeed",
         described="several ranks, ZeRO at stage 1, 2 or 3; the extra `[deepspeed]`",
-        memory="deepspeed",
+        memory=MemoryLayout(stage=None, weights="copied", gradients_as_computed=True),
         dimensions=("data",),
         reads=("zero_stage", "cpu_offload"),
         package="deepspeed",
@@ -140,7 +164,7 @@ BACKENDS = (
         name="megatron",
         described="several ranks with a GPU each: Megatron-Core divides layers, stages, rows and experts; the extra "
         "`[megatron]`",
-        memory="megatron",
+        memory=MemoryLayout(stage=1, divides_ends=True, divides_between=True),
         dimensions=("data", "tensor", "pipeline", "context", "expert"),
         reads=("sequence_parallel",),
         package="megatron",

@@ -95,6 +95,11 @@ class OptimizerSettings(Settings):
     _planned: PlannedMicroBatch | None = PrivateAttr(default=None)
 
     @property
+    def keeps_averages(self) -> bool:
+        """Whether it keeps two averages of each weight, as AdamW does; plain gradient descent has no state."""
+        return self.kind == "adamw"
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Tokens of a micro-batch: those that are set, those that were planned, or what a processor takes."""
         if isinstance(self.tokens_per_micro_batch, int):
@@ -116,6 +121,6 @@ class OptimizerSettings(Settings):
     def _numbers_are_read(self) -> Self:
         own = {name: getattr(self, name) for name in ("betas", "epsilon")}
         unread = [name for name, value in own.items() if value != type(self).model_fields[name].default]
-        if self.kind == "sgd" and unread:
+        if not self.keeps_averages and unread:
             raise ValueError(f"{', '.join(unread)}: read by kind 'adamw' only, not by 'sgd': leave it out")
         return self

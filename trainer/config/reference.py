@@ -41,7 +41,7 @@ written from the code by `python -m rollgym.trainer.config.reference`; a test co
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class DocumentedKey:
     """The documentation of one key.
 
     Attributes:
@@ -53,7 +53,7 @@ class Section:
 
     key: str
     models: tuple[type[BaseModel], ...]
-    parts: tuple["Section", ...]
+    parts: tuple["DocumentedKey", ...]
     described: dict[str, str]
 
     @property
@@ -88,10 +88,12 @@ def reference() -> dict[str, str]:
     return {INDEX: index} | {f"{FOLDER}/{each.page}": _page(each) for each in sections}
 
 
-def _section(key: str, models: tuple[type[BaseModel], ...], seen: dict[type[BaseModel], str]) -> Section:
+def _section(
+    key: str, models: tuple[type[BaseModel], ...], seen: dict[type[BaseModel], str]
+) -> DocumentedKey:
     """Describe what stands under a key; a class that two keys have is described at the first."""
     seen.update(dict.fromkeys(models, key))
-    parts: list[Section] = []
+    parts: list[DocumentedKey] = []
     described: dict[str, str] = {}
     for model in models:
         for name, field in model.model_fields.items():
@@ -101,16 +103,16 @@ def _section(key: str, models: tuple[type[BaseModel], ...], seen: dict[type[Base
                 parts.append(_section(inner, new, seen))
             elif found and seen[found[0]] != inner:
                 described[inner] = seen[found[0]]
-    return Section(key, models, tuple(parts), described)
+    return DocumentedKey(key, models, tuple(parts), described)
 
 
-def _sections(section: Section) -> Iterator[Section]:
+def _sections(section: DocumentedKey) -> Iterator[DocumentedKey]:
     yield section
     for part in section.parts:
         yield from _sections(part)
 
 
-def _page(section: Section) -> str:
+def _page(section: DocumentedKey) -> str:
     lines = [f"# Settings: {section.key}", ""]
     parent = section.key.rpartition(".")[0]
     up = f"[{parent}]({parent}.md)" if parent else f"[all sections](../{INDEX})"
@@ -122,14 +124,14 @@ def _page(section: Section) -> str:
     return "\n".join(lines)
 
 
-def _on_page(section: Section) -> Iterator[Section]:
+def _on_page(section: DocumentedKey) -> Iterator[DocumentedKey]:
     yield section
     for part in section.parts:
         if not part.has_page:
             yield from _on_page(part)
 
 
-def _body(section: Section, level: int) -> Iterator[str]:
+def _body(section: DocumentedKey, level: int) -> Iterator[str]:
     if len(section.models) == 1:
         (model,) = section.models
         if summary := _summary(model):
@@ -167,7 +169,7 @@ def _names_shared_by(model: type[BaseModel], shared: Shared) -> list[str]:
     return [name for name, models in shared.items() if model in models]
 
 
-def _shared_item(section: Section, name: str, models: Sequence[type[BaseModel]]) -> str:
+def _shared_item(section: DocumentedKey, name: str, models: Sequence[type[BaseModel]]) -> str:
     """The item of a setting that several kinds have: of which, and with which defaults."""
     field = models[0].model_fields[name]
     defaults = {_kind(model) or model.__name__: _default(model.model_fields[name]) for model in models}
@@ -178,7 +180,7 @@ def _shared_item(section: Section, name: str, models: Sequence[type[BaseModel]])
 
 
 def _keys(
-    model: type[BaseModel], section: Section, prefix: str, folder: str, leave_out: Sequence[str] = ()
+    model: type[BaseModel], section: DocumentedKey, prefix: str, folder: str, leave_out: Sequence[str] = ()
 ) -> list[str]:
     """The items of a class's own settings, with links to the sections under them."""
     parts = {part.key: part for part in section.parts}
@@ -204,7 +206,7 @@ def _item(key: str, field: FieldInfo, what: str, default: str) -> str:
     return f"- **`{key}`** · {what}{said}" + (f"<br>\n  {meaning}" if meaning else "")
 
 
-def _anchor(section: Section) -> str:
+def _anchor(section: DocumentedKey) -> str:
     """The anchor that sites and forges make of a section's heading."""
     heading = f"{section.title} ({section.key})".lower()
     return "".join(each for each in heading if each.isalnum() or each in " _-").replace(" ", "-")
@@ -244,7 +246,7 @@ def _kind(model: type[BaseModel]) -> str | None:
     return str(typing.get_args(field.annotation)[0]) if field is not None else None
 
 
-def _kinds(section: Section) -> str:
+def _kinds(section: DocumentedKey) -> str:
     return ", ".join(f"`{_kind(model) or model.__name__}`" for model in section.models)
 
 

@@ -101,9 +101,9 @@ class DpoSettings(LearningFromExamples):
             raise ValueError("dpo learns from 'data': name at least one data set")
         if self.reference is not None and not self.loss.has_reference:
             raise ValueError(f"loss '{self.loss.kind}' compares with no reference: leave it out")
-        if self.reference == "none" and self.loss.kind == "kto":
+        if self.reference == "none" and self.loss.needs_reference:
             raise ValueError(
-                "loss 'kto' measures how far the policy is from a reference: leave reference out"
+                f"loss '{self.loss.kind}' measures how far the policy is from a reference: leave reference out"
             )
         return self
 

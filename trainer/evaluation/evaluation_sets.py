@@ -52,7 +52,7 @@ async def build_evaluation_set(
             name, tuple(_task(template, seed, seed) for seed in range(settings.episodes)), settings
         )
     client = await pool.client(settings.url)
-    stateless = (await client.env(settings.env_id)).kind == "stateless"
+    stateless = (await client.env(settings.env_id)).stateless
     seen: set[str] = set()
     tasks: list[Task] = []
     limit = settings.episodes * _SEARCH_FACTOR

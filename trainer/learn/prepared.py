@@ -42,7 +42,7 @@ def prepared_rows(
     if updates and settings.prepares_from_current:
         current = pad_rows(policy.forward(rows))
     entropy = None
-    if settings.selection.kind == "high_entropy":
+    if settings.selection.reads_entropy:
         entropy = pad_rows(policy.entropies(rows))
     made = prepare_step(
         settings,

@@ -1,6 +1,6 @@
 """How much memory a run takes on each device, computed before anything is built. Pure arithmetic, no torch.
 
-Bytes of the trained parts follow from the backends' layout:
+Bytes of the trained parts follow from the facts of the backends' layouts (`MemoryLayout`):
 
 - `torch`: all of it on one device. In bf16 the optimizer has weights of its own in fp32 (4 bytes beside 2); gradients
   are kept in fp32, and AdamW has two numbers for each weight.
@@ -19,7 +19,7 @@ attention, which keeps no scores. `tests/trainer/models/test_memory_plan.py` com
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from rollgym.trainer.config.backend import MemoryLayout
+from rollgym.trainer.config.backend import BACKENDS_BY_NAME, MemoryLayout
 from rollgym.trainer.models.shape import ModelShape
 
 GIB = 2**30
@@ -34,18 +34,18 @@ class Sharding:
     """How a model in training lies on devices.
 
     Attributes:
-        kind: As which back-end of ours.
+        layout: The facts of the back-end.
         data: Data-parallel ranks, over which what can be is cut.
         tensor: Devices that share every matrix.
         pipeline: Devices that share the layers.
         context: Devices that share the tokens of a row.
         expert: Devices that share the experts; they are part of `data`.
-        zero_stage: DeepSpeed's stage.
-        sequence_parallel: With Megatron, whether `tensor` shares what lies between the matrices of a layer, too.
+        zero_stage: What is cut over `data`, if the layout does not say it.
+        sequence_parallel: Whether `tensor` shares what lies between the matrices of a layer, where the layout has that.
         offload: Whether the optimizer's state is in the host's memory, and the weights too if they are sharded.
     """
 
-    kind: MemoryLayout = "torch"
+    layout: MemoryLayout = BACKENDS_BY_NAME["torch"].memory
     data: int = 1
     tensor: int = 1
     pipeline: int = 1
@@ -56,14 +56,19 @@ class Sharding:
     offload: bool = False
 
     @property
+    def stage(self) -> int:
+        """What is cut over the data-parallel ranks: 0 nothing, 1 the optimizer, 2 gradients too, 3 weights too."""
+        return self.zero_stage if self.layout.stage is None else self.layout.stage
+
+    @property
     def ends(self) -> int:
         """Devices that share each of the embeddings, and its logits."""
-        return self.tensor if self.kind == "megatron" else 1
+        return self.tensor if self.layout.divides_ends else 1
 
     @property
     def between(self) -> int:
         """Devices that share what lies between the matrices of a layer."""
-        return self.tensor if self.kind == "megatron" and self.sequence_parallel else 1
+        return self.tensor if self.layout.divides_between and self.sequence_parallel else 1
 
     @property
     def devices(self) -> int:
@@ -236,7 +241,7 @@ def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> D
         host=sum(each.host for each in states),
     )
     # On an accelerator torch's AdamW goes over all weights at once, with one more number for each.
-    at_once = training.accelerator and not training.fused and sharding.kind in ("torch", "fsdp2")
+    at_once = training.accelerator and not training.fused and sharding.layout.steps_at_once
     workspace = need.optimizer // 2 if at_once else 0
     gathered = _gathered_bytes(shape, training, sharding)
     activations = activation_bytes(shape, training, sharding) + gathered
@@ -246,7 +251,7 @@ def trained_need(shape: ModelShape, training: Training, sharding: Sharding) -> D
 def frozen_need(shape: ModelShape, training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what a model needs that is only read: a reference policy."""
     groups = _groups(shape, sharding, head=True)
-    cut = sharding.kind == "fsdp2" or sharding.zero_stage == 3
+    cut = sharding.stage == 3
     held = sum(group.held // (group.ranks if cut else 1) for group in groups) * training.number_bytes
     tokens = training.micro_batch_tokens // sharding.context
     # Without gradient a layer's tensors are freed as soon as the next one has what it needs.
@@ -297,18 +302,18 @@ def _groups(shape: ModelShape, sharding: Sharding, head: bool) -> list[_Group]:
 
 def _states(group: _Group, training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what a group takes between micro-batches: in full if it is trained, else the weights alone."""
-    number, held, ranks = training.number_bytes, group.held, group.ranks
-    stage = {"fsdp2": 3, "megatron": 1, "torch": 0}.get(sharding.kind, sharding.zero_stage)
-    cut = [1, *(ranks if stage >= least else 1 for least in (1, 2, 3))]
+    number, held, layout = training.number_bytes, group.held, sharding.layout
+    cut = [1, *(group.ranks if sharding.stage >= least else 1 for least in (1, 2, 3))]
     if training.adapters:
         return DeviceBytes(weights=number * held // cut[3])
     # Weights in fp32 beside those that are computed with. FSDP2 gathers the latter out of the former; DeepSpeed has
     # fp32 copies of its own even of fp32 weights.
-    masters = 0 if sharding.kind == "fsdp2" or (number == 4 and sharding.kind != "deepspeed") else 4 * held
-    weights = (4 if sharding.kind == "fsdp2" else number) * held // cut[3]
-    gradients = (number if sharding.kind == "deepspeed" else 4) * held // cut[2]
+    copied = layout.weights == "copied" or (layout.weights == "computed" and number < 4)
+    masters = 4 * held if copied else 0
+    weights = (4 if layout.weights == "fp32" else number) * held // cut[3]
+    gradients = (number if layout.gradients_as_computed else 4) * held // cut[2]
     optimizer = 4 * training.moments * held // cut[1]
-    if sharding.offload and sharding.kind == "fsdp2":
+    if sharding.offload and layout.offloads_all:
         return DeviceBytes(host=weights + gradients + optimizer)
     if sharding.offload:
         cut_weights = weights if cut[3] > 1 else 0
@@ -320,15 +325,14 @@ def _states(group: _Group, training: Training, sharding: Sharding) -> DeviceByte
 
 def _adapters(training: Training, sharding: Sharding) -> DeviceBytes:
     """Return what adapters take, which are in fp32 and trained."""
-    ranks = sharding.data * sharding.context if sharding.kind in ("fsdp2", "deepspeed") else 1
+    ranks = sharding.data * sharding.context if sharding.stage else 1
     held = 4 * training.adapters // ranks
     return DeviceBytes(weights=held, gradients=held, optimizer=training.moments * held)
 
 
 def _gathered_bytes(shape: ModelShape, training: Training, sharding: Sharding) -> int:
     """Return what weights take that are gathered from all ranks: a layer, the next one, and the embeddings."""
-    cuts = sharding.kind == "fsdp2" or (sharding.kind == "deepspeed" and sharding.zero_stage == 3)
-    if not cuts or sharding.data * sharding.context == 1:
+    if sharding.stage < 3 or sharding.data * sharding.context == 1:
         return 0
     parts = shape.parameters
     ends = (parts.embedding + (parts.head if training.vocabulary_head else 0)) // sharding.ends

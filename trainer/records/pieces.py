@@ -156,7 +156,7 @@ def _key(part: str) -> str | int:
     return int(part[1:]) if part.startswith("#") else part
 
 
-class Box(NamedTuple):
+class ArrayBox(NamedTuple):
     """A box of an array that is a contiguous run of its numbers in row-major order.
 
     Attributes:
@@ -170,7 +170,7 @@ class Box(NamedTuple):
     sizes: tuple[int, ...]
 
 
-def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Box]:
+def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[ArrayBox]:
     """Yield the fewest boxes that make up a run of an array's numbers, which may begin and end within a row.
 
     Args:
@@ -188,7 +188,7 @@ def boxes_of_stretch(sizes: Sequence[int], start: int, stop: int) -> Iterator[Bo
         rows = min((stop - at) // widths[axis], whole[axis] - place[axis])
         box = (*(1,) * axis, rows, *whole[axis + 1 :])
         end = at + rows * widths[axis]
-        yield Box(range(at, end), tuple(place[1:]), box[1:])
+        yield ArrayBox(range(at, end), tuple(place[1:]), box[1:])
         at = end
 
 

@@ -24,7 +24,7 @@ from rollgym.trainer.config.supervised import (
 )
 from rollgym.trainer.core.console import RunConsole
 from rollgym.trainer.core.embedded_server import embedded_server
-from rollgym.trainer.core.errors import CheckpointError, ConfigError
+from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import MODEL_FOLDER, write_errors
 from rollgym.trainer.evaluation.play import collect_demonstrations
 from rollgym.trainer.evaluation.reporting.charts import plot_curves
@@ -45,8 +45,8 @@ from rollgym.trainer.run.environments import open_environments, task_source
 from rollgym.trainer.run.learners import check_reference, check_teachers, teacher_of
 from rollgym.trainer.run.models import ModelSource, device_turns, open_models
 from rollgym.trainer.run.policy import Policy, build_policy
-from rollgym.trainer.run.resume import find_checkpoint, go_back, keep_settings, keep_start, open_tracker
-from rollgym.trainer.run.supervision import Attempt
+from rollgym.trainer.run.resume import find_checkpoint, go_back, keep_settings, open_tracker, restore_models
+from rollgym.trainer.run.supervision import RunAttempt
 from rollgym.trainer.run.trained_policy import save_policy
 
 
@@ -80,7 +80,7 @@ class ExampleRun:
         parts: What the training loop needs.
     """
 
-    attempt: Attempt
+    attempt: RunAttempt
     settings: RunSettings
     state: RunState
     policy: Policy
@@ -103,7 +103,7 @@ class ExampleRun:
 
 
 @asynccontextmanager
-async def open_examples(attempt: Attempt) -> AsyncIterator[ExampleRun]:
+async def open_examples(attempt: RunAttempt) -> AsyncIterator[ExampleRun]:
     """Open a run that learns from examples, from the start or from the newest checkpoint."""
     settings, console = attempt.settings, attempt.console
     async with AsyncExitStack() as stack:
@@ -145,11 +145,7 @@ async def open_examples(attempt: Attempt) -> AsyncIterator[ExampleRun]:
         state = RunState(0, 0, 0, ())
         if checkpoint is not None:
             state = checkpoint.state
-            try:
-                await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
-            except ValueError as error:
-                raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
-            await keep_start(attempt.store, checkpoint, models)
+            await restore_models(attempt.store, checkpoint, models)
         turns = device_turns(settings, models, made.shared)
         tracker = open_tracker(settings, state.step, console.say)
         stack.push_async_callback(asyncio.to_thread, tracker.close)

@@ -34,7 +34,7 @@ from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.inference.errors import WrongKeyError
 from rollgym.trainer.inference.server_client.client import ServerClient
 from rollgym.trainer.inference.server_client.updates import TensorCarrier
-from rollgym.trainer.inference.server_pool.members import FileRoster, Roster
+from rollgym.trainer.inference.server_pool.members import FileRoster, ServerRoster
 from rollgym.trainer.inference.server_pool.pool import ServerPool
 from rollgym.trainer.inference.servers.dialect import (
     InspectedServer,
@@ -268,7 +268,7 @@ async def open_inference(
         meet = partial(_server_client, settings, policy=model.config, device=device, layout=layout, here=here)
         pool = ServerPool(
             {url: meet(url) for url in urls},
-            roster=None if roster is None else Roster(roster.names, meet),
+            roster=None if roster is None else ServerRoster(roster.names, meet),
             max_concurrent=settings.inference.max_concurrent_requests,
             patience_s=settings.inference.patience_s,
             update_timeout_s=settings.inference.update_timeout_s,

@@ -143,7 +143,7 @@ def memory_plan(settings: RunSettings, shape: ModelShape, device_bytes: int) -> 
         checkpointing=settings.model.gradient_checkpointing,
         adapters=adapters,
         accelerator=settings.model.device != "cpu",
-        moments=2 if settings.optimizer.kind == "adamw" else 0,
+        moments=2 if settings.optimizer.keeps_averages else 0,
         # The value of `auto` differs from device to device: the plan has room for either.
         fused=settings.optimizer.fused is True,
     )
@@ -439,7 +439,7 @@ def _how(settings: RunSettings, plan: MemoryPlan) -> str:
     laid = sharding(settings)
     devices = f"{laid.devices} devices" if laid.devices > 1 else "1 device"
     return (
-        f"backend {laid.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
+        f"backend {settings.backend.kind} on {devices} of {plan.device_bytes / 1e9:.0f} GB, {settings.model.dtype}, "
         f"micro-batches of {settings.optimizer.micro_batch_tokens}"
     )
 

@@ -376,7 +376,7 @@ def _check_devices(settings: RunSettings, placement: Placement) -> None:
         )
 
 
-def check_backend(settings: RunSettings) -> None:
+def check_trainable(settings: RunSettings) -> None:
     """Refuse what no run can train with, before anything is begun.
 
     Raises:

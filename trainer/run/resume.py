@@ -194,19 +194,24 @@ def go_back(
         say(f"the run in {directory} left no checkpoint: it begins again, and its records with it")
 
 
-async def keep_start(store: CheckpointStore, checkpoint: Checkpoint, models: Models) -> None:
-    """Save the start state of a run that begins at another run's checkpoint, as a checkpoint of its own.
+async def restore_models(store: CheckpointStore, checkpoint: Checkpoint, models: Models) -> None:
+    """Load a checkpoint's state into the models of a run, and save another run's as a checkpoint of its own.
 
-    If a role or the process dies before the run's own first checkpoint, the run restarts from this one.
+    If a role or the process dies before the run's own first checkpoint, the run restarts from that one.
 
     Args:
         store: The checkpoints of its directory.
         checkpoint: The checkpoint that the run starts or resumes from.
-        models: Its models, with the checkpoint's state loaded.
+        models: Its models.
 
     Raises:
+        CheckpointError: If the state is not of such models.
         WriteError: If writing fails.
     """
+    try:
+        await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
+    except ValueError as error:
+        raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
     if not store.holds(checkpoint.folder):
         await run_shielded(asyncio.to_thread(lambda: store.save(checkpoint.state, models.state_dicts())))
 

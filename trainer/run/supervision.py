@@ -18,7 +18,7 @@ from rollgym.trainer.records.checkpoint import CheckpointStore
 from rollgym.trainer.records.run_metrics import RUN_METRICS
 from rollgym.trainer.run.inference import check_inference
 from rollgym.trainer.run.internal_errors import is_short_of_memory, memory_does_not_suffice
-from rollgym.trainer.run.models import check_backend
+from rollgym.trainer.run.models import check_trainable
 from rollgym.trainer.run.resume import has_trained
 from rollgym.trainer.run.roles import PersistentRoles
 
@@ -27,7 +27,7 @@ _ENDS = (ConnectionError, TimeoutError, WriteError, RunError)
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class RunAttempt:
     """One attempt at a run, from its present state to its end.
 
     Attributes:
@@ -83,13 +83,13 @@ class Supervision:
         roles.restarts = self._restarts
 
     @asynccontextmanager
-    async def attempt(self) -> AsyncIterator[Attempt]:
+    async def attempt(self) -> AsyncIterator[RunAttempt]:
         """Give one attempt. If a role dies inside, the role is started again, and the next attempt goes on."""
         shutdown, live = self._shutdown, self._settings.tracking.console
         try:
             with closing(RunConsole(self._settings.steps, live=live, metrics=RUN_METRICS)) as console:
                 shutdown.say = console.say
-                yield Attempt(self._settings, self._store, console, shutdown, self._roles)
+                yield RunAttempt(self._settings, self._store, console, shutdown, self._roles)
             self.done = True
             return
         except (Exception, asyncio.CancelledError) as error:
@@ -144,7 +144,7 @@ async def supervised(settings: RunSettings, shutdown: GracefulShutdown) -> Async
     """
     if settings.plays:
         check_inference(settings)
-    check_backend(settings)
+    check_trainable(settings)
     directory = Path(settings.output_dir)
     kept = settings.checkpoint
     store = CheckpointStore(directory / "checkpoints", kept.keep, kept.keep_best, kept.best_is)

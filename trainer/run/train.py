@@ -14,7 +14,6 @@ from rollgym.trainer.config.cluster import ClusterSettings
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.config.supervised import WarmStartSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.errors import CheckpointError
 from rollgym.trainer.core.plugins import Plugin, load_plugin
 from rollgym.trainer.core.run_files import read_lines, write_errors
 from rollgym.trainer.core.shutdown import run_shielded
@@ -53,10 +52,10 @@ from rollgym.trainer.run.resume import (
     find_checkpoint,
     go_back,
     keep_settings,
-    keep_start,
     open_tracker,
+    restore_models,
 )
-from rollgym.trainer.run.supervision import Attempt
+from rollgym.trainer.run.supervision import RunAttempt
 from rollgym.trainer.run.trained_policy import save_policy
 from rollgym.trainer.tasks.curriculum import CurriculumTaskSource
 from rollgym.trainer.tasks.dataset import row_streams
@@ -183,7 +182,7 @@ class Run:
         stack: Closes what is opened for training, before the parts.
     """
 
-    attempt: Attempt
+    attempt: RunAttempt
     settings: RunSettings
     state: RunState
     policy: Policy
@@ -305,7 +304,7 @@ class Run:
 
 
 @asynccontextmanager
-async def open_run(attempt: Attempt) -> AsyncIterator[Run]:
+async def open_run(attempt: RunAttempt) -> AsyncIterator[Run]:
     """Open a run that trains by playing, from the start or from the newest checkpoint.
 
     What is cheap and may be refused comes first: files, roles, data, environments; then models, and what plays.
@@ -371,7 +370,7 @@ async def open_run(attempt: Attempt) -> AsyncIterator[Run]:
         )
 
 
-async def _settled(attempt: Attempt) -> Checkpoint | None:
+async def _settled(attempt: RunAttempt) -> Checkpoint | None:
     """Return the checkpoint to go on from, once the directory is the run's and its roles are there."""
     settings, console, directory = attempt.settings, attempt.console, Path(attempt.settings.output_dir)
     checkpoint = find_checkpoint(settings, attempt.store, console.say)
@@ -428,11 +427,7 @@ async def begin(
     """Return the models in their resumed or initial state; a configured warm start is computed and saved."""
     if checkpoint is not None:
         models = await asyncio.to_thread(made.models)
-        try:
-            await asyncio.to_thread(models.load_state_dicts, checkpoint.parts)
-        except ValueError as error:
-            raise CheckpointError(f"cannot resume from {checkpoint.folder}: {error}") from error
-        await keep_start(store, checkpoint, models)
+        await restore_models(store, checkpoint, models)
         return models, checkpoint.state
     if settings.warm_start is not None:
         await _warm_start(settings, settings.warm_start, policy, pool, source, console, made)

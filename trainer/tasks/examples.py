@@ -60,7 +60,7 @@ _COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class ExampleConversation:
     """A conversation whose last messages are to be learnt.
 
     Attributes:
@@ -95,8 +95,8 @@ class Pair:
         margin: By how much they differ.
     """
 
-    chosen: Conversation
-    rejected: Conversation
+    chosen: ExampleConversation
+    rejected: ExampleConversation
     margin: float = 0.0
 
 
@@ -104,11 +104,11 @@ class Pair:
 class Judged:
     """A reply that is good or bad."""
 
-    reply: Conversation
+    reply: ExampleConversation
     good: bool
 
 
-def read_conversations(data: Sequence[ExamplesSettings]) -> Iterator[Conversation]:
+def read_conversations(data: Sequence[ExamplesSettings]) -> Iterator[ExampleConversation]:
     """Read conversations: of `messages`, or of `prompt` and `completion`.
 
     Raises:
@@ -213,7 +213,7 @@ def _need(place: str, row: Row, *names: str, instead: str = "") -> None:
         )
 
 
-def _reply(place: str, row: Row, name: str) -> Conversation:
+def _reply(place: str, row: Row, name: str) -> ExampleConversation:
     """Return the conversation that ends with the reply of a column."""
     given = row.get("prompt")
     if row[_PLAIN]:
@@ -236,7 +236,7 @@ def _reply(place: str, row: Row, name: str) -> Conversation:
     return _conversation(place, row, (*prompt, *reply), len(prompt))
 
 
-def _plain(place: str, row: Row, name: str) -> Conversation:
+def _plain(place: str, row: Row, name: str) -> ExampleConversation:
     """Return a prompt and a reply that are texts, one behind the other."""
     for column in ("prompt", name):
         if not isinstance(row.get(column), str):
@@ -248,7 +248,9 @@ def _plain(place: str, row: Row, name: str) -> Conversation:
     return replace(_conversation(place, row, messages, 1), plain=True)
 
 
-def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_from: int) -> Conversation:
+def _conversation(
+    place: str, row: Row, messages: tuple[Message, ...], learnt_from: int
+) -> ExampleConversation:
     if (system := row.get("system")) and messages[0]["role"] not in ("system", "developer"):
         content = _content(place, system, "system", optional=False)
         messages, learnt_from = (
@@ -262,7 +264,7 @@ def _conversation(place: str, row: Row, messages: tuple[Message, ...], learnt_fr
         tools = [_json(place, each, "tools") if isinstance(each, str) else each for each in tools]
     if not isinstance(tools, list | tuple) or not all(isinstance(each, dict) for each in tools):
         raise ConfigError(f"data set {place}: 'tools' must be a list of declarations, not {_shown(tools)}")
-    return Conversation(
+    return ExampleConversation(
         place,
         messages,
         learnt_from,

@@ -28,7 +28,7 @@ _CALLS = "function_call"
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ExampleLayout:
     """A layout of examples to learn from.
 
     Attributes:
@@ -293,9 +293,9 @@ _PAIR = "`prompt`, `chosen`, `rejected`"
 _JUDGED = "`prompt`, `completion`, `label`"
 _OURS = ("messages", "prompt")
 
-EXAMPLES: Sequence[Layout] = (
-    Layout("OpenAI, former", ("messages", "functions"), "`tools`", _openai_functions, ("tools",)),
-    Layout(
+EXAMPLES: Sequence[ExampleLayout] = (
+    ExampleLayout("OpenAI, former", ("messages", "functions"), "`tools`", _openai_functions, ("tools",)),
+    ExampleLayout(
         "axolotl chat_template (one message each)",
         ("messages", "chosen", "rejected"),
         _PAIR,
@@ -303,25 +303,29 @@ EXAMPLES: Sequence[Layout] = (
         ("prompt",),
         _one_message,
     ),
-    Layout("LLaMA-Factory KTO", ("messages", "kto_tag"), _JUDGED, _tagged),
-    Layout("LLaMA-Factory KTO", ("conversations", "kto_tag"), _JUDGED, _tagged),
-    Layout("LLaMA-Factory ranking", ("conversations", "chosen", "rejected"), _PAIR, _sharegpt_pair, _OURS),
-    Layout("ShareGPT (axolotl, LLaMA-Factory, NeMo)", ("conversations",), "`messages`", _sharegpt, _OURS),
-    Layout(
+    ExampleLayout("LLaMA-Factory KTO", ("messages", "kto_tag"), _JUDGED, _tagged),
+    ExampleLayout("LLaMA-Factory KTO", ("conversations", "kto_tag"), _JUDGED, _tagged),
+    ExampleLayout(
+        "LLaMA-Factory ranking", ("conversations", "chosen", "rejected"), _PAIR, _sharegpt_pair, _OURS
+    ),
+    ExampleLayout(
+        "ShareGPT (axolotl, LLaMA-Factory, NeMo)", ("conversations",), "`messages`", _sharegpt, _OURS
+    ),
+    ExampleLayout(
         "LLaMA-Factory ranking",
         ("instruction", "chosen", "rejected"),
         _PAIR,
         lambda row: {"prompt": _asked(row), **_replies(row)},
         _OURS,
     ),
-    Layout(
+    ExampleLayout(
         "axolotl chatml.argilla",
         ("instruction", "chosen_response", "rejected_response"),
         _PAIR,
         lambda row: {"prompt": _asked(row), **_replies(row, "chosen_response", "rejected_response")},
         _OURS,
     ),
-    Layout(
+    ExampleLayout(
         "axolotl chatml.intel",
         ("question", "chosen", "rejected"),
         _PAIR,
@@ -329,39 +333,39 @@ EXAMPLES: Sequence[Layout] = (
         _OURS,
         lambda row: isinstance(row["chosen"], str),
     ),
-    Layout(
+    ExampleLayout(
         "LLaMA-Factory KTO",
         ("instruction", "output", "kto_tag"),
         _JUDGED,
         lambda row: {"prompt": _asked(row), "completion": row["output"], "label": row["kto_tag"]},
         _OURS,
     ),
-    Layout(
+    ExampleLayout(
         "axolotl KTO",
         ("instruction", "completion", "label"),
         _JUDGED,
         lambda row: {"prompt": _asked(row)},
         _OURS,
     ),
-    Layout("Alpaca (axolotl, LLaMA-Factory)", ("instruction", "output"), "`messages`", _alpaca, _OURS),
-    Layout("Dolly", ("instruction", "response"), "`messages`", _alpaca, _OURS),
-    Layout(
+    ExampleLayout("Alpaca (axolotl, LLaMA-Factory)", ("instruction", "output"), "`messages`", _alpaca, _OURS),
+    ExampleLayout("Dolly", ("instruction", "response"), "`messages`", _alpaca, _OURS),
+    ExampleLayout(
         "OpenAI preferences",
         ("input", "preferred_output", "non_preferred_output"),
         _PAIR,
         _openai_pair,
         _OURS,
     ),
-    Layout("Tinker preferences", ("comparison", "label"), _PAIR, _tinker_pair, _OURS),
-    Layout("NeMo-RL preferences", ("context", "completions"), _PAIR, _ranked_pair, _OURS),
-    Layout(
+    ExampleLayout("Tinker preferences", ("comparison", "label"), _PAIR, _tinker_pair, _OURS),
+    ExampleLayout("NeMo-RL preferences", ("context", "completions"), _PAIR, _ranked_pair, _OURS),
+    ExampleLayout(
         "verl SFT",
         ("prompt", "response"),
         "`prompt`, `completion`",
         lambda row: {"completion": row["response"]},
         ("messages", "completion", "chosen"),
     ),
-    Layout(
+    ExampleLayout(
         "OpenRLHF SFT, NeMo-RL",
         ("input", "output"),
         "`prompt`, `completion`",

@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 from rollgym.clients.process.ray_handlers import gist, own_breakpoints, take_back_signals
 from rollgym.env_server.common.settings import ConfigurationError
 from rollgym.env_server.workers.base import WorkerLost
-from rollgym.env_server.workers.ray.host import Host
+from rollgym.env_server.workers.ray.host import ActorHost
 
 _LOCAL = "local"
 # Answers that are too large for a message pass through it: pictures of many environments at once.
@@ -24,8 +24,6 @@ _LOCAL_OBJECT_STORE_BYTES = 256 * 1024 * 1024
 _TRY_TIMEOUT_S = 10.0
 # Calls that wait at an actor, and room for those that do not.
 _CALLS_PER_ACTOR = 16
-
-_log = logging.getLogger(__name__)
 
 
 class WorkerCluster:
@@ -59,7 +57,7 @@ class WorkerCluster:
                 "RAY_AUTH_MODE=token, and without ray_address the server starts its own"
             ) from error
         take_back_signals()
-        self._host = ray.remote(Host)
+        self._host = ray.remote(ActorHost)
 
     def _connect(self) -> None:
         # Ray would otherwise send usage data of this machine to its makers.

@@ -46,7 +46,7 @@ _GATHER_S = 0.001
 _PARKED_CALLS = 2
 
 
-class Request(NamedTuple):
+class ActorRequest(NamedTuple):
     """An operation that is sent to an actor.
 
     Attributes:
@@ -62,7 +62,7 @@ class Request(NamedTuple):
     timeout: float | None
 
 
-class Answer(NamedTuple):
+class ActorAnswer(NamedTuple):
     """The result of an operation."""
 
     number: int
@@ -70,14 +70,14 @@ class Answer(NamedTuple):
     failure: Failure | None
 
 
-def dump_requests(requests: Iterable[Request]) -> bytes:
+def dump_requests(requests: Iterable[ActorRequest]) -> bytes:
     """Write requests. They are an I/O process's own."""
     return dump_request([tuple(request) for request in requests])
 
 
-def load_requests(body: bytes) -> Iterator[Request]:
+def load_requests(body: bytes) -> Iterator[ActorRequest]:
     """Read requests, in their order."""
-    return map(Request._make, load_request(body))
+    return map(ActorRequest._make, load_request(body))
 
 
 def dump_answer(number: int, result: Any) -> bytes:
@@ -96,18 +96,18 @@ def dump_failure(number: int, failure: Failure) -> bytes:
     return frame(number, LOST, dump_result((str(failure), failure.at_fault)))
 
 
-def load_answers(body: bytes) -> Iterator[Answer]:
+def load_answers(body: bytes) -> Iterator[ActorAnswer]:
     """Read the answers of one reply."""
     for number, status, content in FrameReader().feed(body):
         try:
             read = load_result(content)
         except pickle.UnpicklingError as error:
-            yield Answer(number, None, EnvironmentRaised("TypeError", str(error)))
+            yield ActorAnswer(number, None, EnvironmentRaised("TypeError", str(error)))
             continue
         if status == RESULT:
-            yield Answer(number, read, None)
+            yield ActorAnswer(number, read, None)
         else:
-            yield Answer(number, None, _failure(status, read))
+            yield ActorAnswer(number, None, _failure(status, read))
 
 
 def _failure(status: int, content: tuple[Any, ...]) -> Failure:
@@ -119,7 +119,7 @@ def _failure(status: int, content: tuple[Any, ...]) -> Failure:
     return WorkerLost(message, at_fault=at_fault)
 
 
-class Host:
+class ActorHost:
     """Runs operations in child processes of this node, for one I/O process.
 
     An I/O process keeps at least one call of `exchange` in flight here, which returns when there are results.
@@ -171,7 +171,7 @@ class Host:
 
     # -- operations ----------------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request) -> None:
+    def _begin(self, request: ActorRequest) -> None:
         loop = asyncio.get_running_loop()
         if request.op == "cancel":
             if (task := self._running.get(*request.arguments)) is not None:
@@ -184,7 +184,7 @@ class Host:
         else:
             self._running[request.number] = task
 
-    async def _run(self, request: Request) -> None:
+    async def _run(self, request: ActorRequest) -> None:
         number = request.number
         try:
             operation = self._operations[request.op]

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rollgym.env_server.workers.base import NoWorker, WorkerLost
 from rollgym.env_server.workers.ray.cluster import WorkerCluster
-from rollgym.env_server.workers.ray.host import UNANSWERED, Request, dump_requests, load_answers
+from rollgym.env_server.workers.ray.host import UNANSWERED, ActorRequest, dump_requests, load_answers
 
 # Two calls may wait at the actor for answers while a third is in flight; later operations go with the next call.
 _CALLS_IN_FLIGHT = 3
@@ -103,7 +103,7 @@ class ActorLost(WorkerLost):
     """A whole actor is gone, with the operations of many environments: the operation at fault is unknown."""
 
 
-class Operation(NamedTuple):
+class ActorOperation(NamedTuple):
     """An operation that was sent to an actor.
 
     Attributes:
@@ -154,8 +154,8 @@ class RayActor:
         self.where = "no node"
         self._cluster = cluster
         self._changed = changed
-        self._operations: dict[int, Operation] = {}
-        self._unsent: list[Request] = []
+        self._operations: dict[int, ActorOperation] = {}
+        self._unsent: list[ActorRequest] = []
         self._flushing = False
         self._in_flight = 0
         self._number = UNANSWERED
@@ -197,24 +197,24 @@ class RayActor:
 
     def ask(
         self, op: str, arguments: tuple[Any, ...], *, environment: int = -1, timeout: float | None
-    ) -> Operation:
+    ) -> ActorOperation:
         """Send an operation; its future raises like the worker's method."""
         self._number = self._number % (_MAX_NUMBER - 1) + 1
-        operation = Operation(self._number, environment, self._loop.create_future())
+        operation = ActorOperation(self._number, environment, self._loop.create_future())
         if not self.alive:
             operation.future.set_exception(WorkerLost(self.why_ended))
             return operation
         self._operations[operation.number] = operation
         self.average.change(self.load, self._loop.time())
-        self._send(Request(operation.number, op, arguments, timeout))
+        self._send(ActorRequest(operation.number, op, arguments, timeout))
         return operation
 
     def tell(self, op: str, arguments: tuple[Any, ...]) -> None:
         """Send an operation whose result is discarded."""
         if self.alive:
-            self._send(Request(UNANSWERED, op, arguments, None))
+            self._send(ActorRequest(UNANSWERED, op, arguments, None))
 
-    def abandon(self, operation: Operation) -> None:
+    def abandon(self, operation: ActorOperation) -> None:
         """Stop waiting for an operation."""
         if self._operations.pop(operation.number, None) is not None:
             self.average.change(self.load, self._loop.time())
@@ -227,7 +227,7 @@ class RayActor:
             if not operation.future.done():
                 operation.future.set_exception(WorkerLost("the environment was closed"))
 
-    def _send(self, request: Request) -> None:
+    def _send(self, request: ActorRequest) -> None:
         self._unsent.append(request)
         if not self._flushing:
             self._flushing = True

@@ -13,14 +13,13 @@ import orjson
 from rollgym.env_server.common.settings import RaySettings
 from rollgym.env_server.workers import boundary
 from rollgym.env_server.workers.base import (
+    CallingWorker,
     EnvironmentRaised,
     EnvSource,
     NoWorker,
     OperationTimeout,
     Spaces,
-    StepOutcome,
     Verdict,
-    Worker,
     WorkerLost,
 )
 from rollgym.env_server.workers.ray.cluster import WorkerCluster
@@ -47,7 +46,7 @@ class _Place:
         self.played = False
 
 
-class RayWorker(Worker):
+class RayWorker(CallingWorker):
     """Runs environments in child processes of Ray actors.
 
     An actor replaces a child that hangs or dies. An actor that dies is replaced; its environments are lost. If other
@@ -108,18 +107,6 @@ class RayWorker(Worker):
             self._find(key).played = True
             observation, info = await self._run(key, "reset", seed, options, timeout=timeout)
         return observation, info
-
-    async def step(self, key: str, action: Any, *, timeout: float | None) -> StepOutcome:
-        """Take a step in the actor's environment."""
-        return StepOutcome(*await self._run(key, "step", action, timeout=timeout))
-
-    async def render(self, key: str, mode: str | None, *, timeout: float | None) -> Any:
-        """Render the current state of the actor's environment."""
-        return await self._run(key, "render", mode, timeout=timeout)
-
-    async def reseed(self, key: str, seed: int, *, timeout: float | None) -> None:
-        """Set a new seed for the random generator of the actor's environment."""
-        await self._run(key, "reseed", seed, timeout=timeout)
 
     async def close(self, key: str) -> None:
         """Let an environment go; its actor closes it when it comes to that."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rollgym.envs.code.inside import proxies, pytest_stand_in, values
-from rollgym.envs.code.inside.tested_program import Program
+from rollgym.envs.code.inside.tested_program import ProgramUnderTest
 
 _MOST_DIGITS = 100_000
 
@@ -58,7 +58,7 @@ class Case:
         self,
         number: int,
         reporter: Callable[[Mapping[str, Any]], None],
-        program: Program,
+        program: ProgramUnderTest,
         *,
         alone: bool = False,
     ) -> None:
@@ -105,7 +105,7 @@ def main() -> None:
         os.dup2(nothing, descriptor)
     line = Line(source, channel)
     settings = {name: line.setup[name] for name in ("shared", "classes", "allows_nan")}
-    program = Program(line.ask, **settings)
+    program = ProgramUnderTest(line.ask, **settings)
     try:
         _run(line, program)
     except BaseException as error:  # noqa: BLE001 - tests are others' code
@@ -114,7 +114,7 @@ def main() -> None:
     line.tell({"finished": True})
 
 
-def _run(line: Line, program: Program) -> None:
+def _run(line: Line, program: ProgramUnderTest) -> None:
     setup = line.setup
     space = types.ModuleType("tests")
     sys.modules["tests"] = space

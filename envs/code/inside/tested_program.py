@@ -54,7 +54,7 @@ class Asked:
         self.outside += not self.is_in_case
 
 
-class Program:
+class ProgramUnderTest:
     """The program under test.
 
     Args:

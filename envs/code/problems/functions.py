@@ -1,6 +1,6 @@
 """Problems that a function solves: about lists of numbers, about numbers, and about texts."""
 
-from rollgym.envs.code.problems.problem import Problem, letters, whole, wholes, words
+from rollgym.envs.code.problems.problem import CodeProblem, letters, whole, wholes, words
 
 
 def running_maximum(numbers: list[int]) -> list[int]:
@@ -134,20 +134,24 @@ def next_greater(numbers: list[int]) -> list[int]:
 
 
 LISTS = (
-    Problem(running_maximum, lambda rng: [wholes(rng, -20, 20)], [[[]], [[-3, -5]]]),
-    Problem(rotate_right, lambda rng: [wholes(rng, 0, 9), whole(rng, -15, 15)], [[[], 3], [[1, 2, 3], 0]]),
-    Problem(longest_run, lambda rng: [wholes(rng, 0, 2)], [[[]], [[4, 4, 4]]]),
-    Problem(
+    CodeProblem(running_maximum, lambda rng: [wholes(rng, -20, 20)], [[[]], [[-3, -5]]]),
+    CodeProblem(
+        rotate_right, lambda rng: [wholes(rng, 0, 9), whole(rng, -15, 15)], [[[], 3], [[1, 2, 3], 0]]
+    ),
+    CodeProblem(longest_run, lambda rng: [wholes(rng, 0, 2)], [[[]], [[4, 4, 4]]]),
+    CodeProblem(
         merge_intervals,
         lambda rng: [
             [[(start := whole(rng, 0, 30)), start + whole(rng, 0, 6)] for _ in range(whole(rng, 1, 7))]
         ],
         [[[]], [[[1, 4], [4, 5]]], [[[5, 6], [1, 9]]]],
     ),
-    Problem(pairs_with_sum, lambda rng: [wholes(rng, 0, 8), whole(rng, 2, 14)], [[[], 0], [[2, 2, 2], 4]]),
-    Problem(largest_sum, lambda rng: [wholes(rng, -9, 9)], [[[]], [[-4, -2, -7]]]),
-    Problem(trapped_water, lambda rng: [wholes(rng, 0, 6)], [[[]], [[5]], [[3, 0, 3]]]),
-    Problem(
+    CodeProblem(
+        pairs_with_sum, lambda rng: [wholes(rng, 0, 8), whole(rng, 2, 14)], [[[], 0], [[2, 2, 2], 4]]
+    ),
+    CodeProblem(largest_sum, lambda rng: [wholes(rng, -9, 9)], [[[]], [[-4, -2, -7]]]),
+    CodeProblem(trapped_water, lambda rng: [wholes(rng, 0, 6)], [[[]], [[5]], [[3, 0, 3]]]),
+    CodeProblem(
         spiral,
         lambda rng: [
             (lambda width: [wholes(rng, 0, 99, width, width) for _ in range(whole(rng, 1, 4))])(
@@ -156,12 +160,12 @@ LISTS = (
         ],
         [[[]], [[[7]]]],
     ),
-    Problem(
+    CodeProblem(
         fewest_coins,
         lambda rng: [sorted({whole(rng, 2, 12) for _ in range(3)}), whole(rng, 0, 40)],
         [[[5], 0], [[4, 6], 7]],
     ),
-    Problem(
+    CodeProblem(
         islands,
         lambda rng: [
             (lambda width: [wholes(rng, 0, 1, width, width) for _ in range(whole(rng, 1, 5))])(
@@ -170,8 +174,8 @@ LISTS = (
         ],
         [[[]], [[[0, 0]]]],
     ),
-    Problem(longest_increasing, lambda rng: [wholes(rng, 0, 15)], [[[]], [[5, 5, 5]]]),
-    Problem(next_greater, lambda rng: [wholes(rng, 0, 9)], [[[]], [[9, 8, 7]]]),
+    CodeProblem(longest_increasing, lambda rng: [wholes(rng, 0, 15)], [[[]], [[5, 5, 5]]]),
+    CodeProblem(next_greater, lambda rng: [wholes(rng, 0, 9)], [[[]], [[9, 8, 7]]]),
 )
 
 
@@ -265,28 +269,28 @@ def mean_without_extremes(numbers: list[int]) -> float:
 
 
 NUMBERS = (
-    Problem(digit_sum, lambda rng: [whole(rng, -99999, 99999)], [[0], [-70]]),
-    Problem(prime_factors, lambda rng: [whole(rng, 2, 3000)], [[2], [97], [1024]]),
-    Problem(to_roman, lambda rng: [whole(rng, 1, 3999)], [[4], [3999], [1944]]),
-    Problem(in_base, lambda rng: [whole(rng, -5000, 5000), whole(rng, 2, 16)], [[0, 2], [-255, 16]]),
-    Problem(collatz_steps, lambda rng: [whole(rng, 1, 500)], [[1], [27]]),
-    Problem(
+    CodeProblem(digit_sum, lambda rng: [whole(rng, -99999, 99999)], [[0], [-70]]),
+    CodeProblem(prime_factors, lambda rng: [whole(rng, 2, 3000)], [[2], [97], [1024]]),
+    CodeProblem(to_roman, lambda rng: [whole(rng, 1, 3999)], [[4], [3999], [1944]]),
+    CodeProblem(in_base, lambda rng: [whole(rng, -5000, 5000), whole(rng, 2, 16)], [[0, 2], [-255, 16]]),
+    CodeProblem(collatz_steps, lambda rng: [whole(rng, 1, 500)], [[1], [27]]),
+    CodeProblem(
         ways_up,
         lambda rng: [whole(rng, 1, 14), sorted({whole(rng, 1, 5) for _ in range(3)})],
         [[0, [1, 2]], [3, [2]]],
     ),
-    Problem(last_standing, lambda rng: [whole(rng, 1, 40), whole(rng, 1, 9)], [[1, 3], [5, 1]]),
-    Problem(
+    CodeProblem(last_standing, lambda rng: [whole(rng, 1, 40), whole(rng, 1, 9)], [[1, 3], [5, 1]]),
+    CodeProblem(
         add_fractions,
         lambda rng: [[whole(rng, -9, 9), whole(rng, 1, 12)], [whole(rng, -9, 9), whole(rng, 1, 12)]],
         [[[1, 2], [-1, 2]], [[0, 5], [0, 7]]],
     ),
-    Problem(
+    CodeProblem(
         weekday,
         lambda rng: [whole(rng, 1900, 2100), whole(rng, 1, 12), whole(rng, 1, 28)],
         [[2000, 2, 29], [2024, 12, 31]],
     ),
-    Problem(mean_without_extremes, lambda rng: [wholes(rng, 0, 50)], [[[]], [[1, 2]], [[5, 5, 5]]]),
+    CodeProblem(mean_without_extremes, lambda rng: [wholes(rng, 0, 50)], [[[]], [[1, 2]], [[5, 5, 5]]]),
 )
 
 
@@ -409,17 +413,19 @@ def snake_case(name: str) -> str:
 
 
 TEXTS = (
-    Problem(run_lengths, lambda rng: [letters(rng, "aab")], [[""], ["zzzzzzzzzzz"]]),
-    Problem(balanced, lambda rng: [letters(rng, "()()[]x", 0, 5)], [[""], ["([]{})"], ["([)]"], ["a(b)c"]]),
-    Problem(longest_palindrome, lambda rng: [letters(rng, "abc", 1)], [[""], ["abcd"]]),
-    Problem(
+    CodeProblem(run_lengths, lambda rng: [letters(rng, "aab")], [[""], ["zzzzzzzzzzz"]]),
+    CodeProblem(
+        balanced, lambda rng: [letters(rng, "()()[]x", 0, 5)], [[""], ["([]{})"], ["([)]"], ["a(b)c"]]
+    ),
+    CodeProblem(longest_palindrome, lambda rng: [letters(rng, "abc", 1)], [[""], ["abcd"]]),
+    CodeProblem(
         edit_distance,
         lambda rng: [letters(rng, "abc", 0, 9), letters(rng, "abc", 0, 9)],
         [["", ""], ["abc", ""]],
     ),
-    Problem(group_anagrams, lambda rng: [words(rng)], [[[]], [["ab", "ba", "c"]]]),
-    Problem(caesar, lambda rng: [letters(rng, "abyzABYZ !"), whole(rng, -40, 40)], [["", 5], ["Zz", 1]]),
-    Problem(
+    CodeProblem(group_anagrams, lambda rng: [words(rng)], [[[]], [["ab", "ba", "c"]]]),
+    CodeProblem(caesar, lambda rng: [letters(rng, "abyzABYZ !"), whole(rng, -40, 40)], [["", 5], ["Zz", 1]]),
+    CodeProblem(
         common_prefix,
         lambda rng: [
             (lambda start: [start + letters(rng, "ab", 0, 4) for _ in range(whole(rng, 1, 4))])(
@@ -428,12 +434,12 @@ TEXTS = (
         ],
         [[[]], [["a", ""]]],
     ),
-    Problem(longest_without_repeat, lambda rng: [letters(rng, "abcde")], [[""], ["aaaa"]]),
-    Problem(word_count, lambda rng: [" ".join(words(rng, "aAb", 1, 8))], [[""], ["  a  A "]]),
-    Problem(
+    CodeProblem(longest_without_repeat, lambda rng: [letters(rng, "abcde")], [[""], ["aaaa"]]),
+    CodeProblem(word_count, lambda rng: [" ".join(words(rng, "aAb", 1, 8))], [[""], ["  a  A "]]),
+    CodeProblem(
         matches,
         lambda rng: [letters(rng, "ab?*", 0, 5), letters(rng, "ab", 0, 6)],
         [["", ""], ["*", ""], ["a*b", "ab"]],
     ),
-    Problem(snake_case, lambda rng: [letters(rng, "abcDE", 1)], [[""], ["Already"]]),
+    CodeProblem(snake_case, lambda rng: [letters(rng, "abcDE", 1)], [[""], ["Already"]]),
 )

@@ -15,7 +15,7 @@ _TRIES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class CodeProblem:
     """A problem.
 
     Attributes:

@@ -1,6 +1,6 @@
 """Problems for programs that read and write."""
 
-from rollgym.envs.code.problems.problem import Generator, Problem, letters, whole, wholes, words
+from rollgym.envs.code.problems.problem import CodeProblem, Generator, letters, whole, wholes, words
 
 
 def sum_lines(text: str) -> str:
@@ -134,7 +134,7 @@ def _edges(rng: Generator) -> list[str]:
 
 
 STREAMS = (
-    Problem(
+    CodeProblem(
         sum_lines,
         lambda rng: [
             "\n".join(" ".join(map(str, wholes(rng, -9, 99, 1, 5))) for _ in range(whole(rng, 1, 4))) + "\n"
@@ -142,10 +142,10 @@ STREAMS = (
         [["7\n"]],
         reads=True,
     ),
-    Problem(most_frequent_word, _listed, [["3\nb\na\nc\n"]], reads=True),
-    Problem(maze_distance, _maze, [["SE\n"], ["S#E\n"]], reads=True),
-    Problem(bank, _orders, [["take a 1\nshow a\n"]], reads=True),
-    Problem(postfix, _expression, [["5\n"], ["2 3 - 4 *\n"]], reads=True),
-    Problem(transpose, _rows, [["1\n"], ["1 2 3\n"]], reads=True),
-    Problem(build_order, _edges, [["a b\nb a\n"], ["c b\nb a\n"]], reads=True),
+    CodeProblem(most_frequent_word, _listed, [["3\nb\na\nc\n"]], reads=True),
+    CodeProblem(maze_distance, _maze, [["SE\n"], ["S#E\n"]], reads=True),
+    CodeProblem(bank, _orders, [["take a 1\nshow a\n"]], reads=True),
+    CodeProblem(postfix, _expression, [["5\n"], ["2 3 - 4 *\n"]], reads=True),
+    CodeProblem(transpose, _rows, [["1\n"], ["1 2 3\n"]], reads=True),
+    CodeProblem(build_order, _edges, [["a b\nb a\n"], ["c b\nb a\n"]], reads=True),
 )

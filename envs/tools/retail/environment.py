@@ -16,8 +16,8 @@ from rollgym.envs.tools.retail.requests import (
     MOST_HEARD,
     REQUEST_KINDS,
     Customer,
+    CustomerRequest,
     Identity,
-    Request,
     draw_request,
     usable_orders,
 )
@@ -106,7 +106,7 @@ class RetailEnv(ToolEnv):
         self._strict = strict_policy
         self._split = checked_split(split)
         self._user_id = ""
-        self._requests: tuple[Request, ...] = ()
+        self._requests: tuple[CustomerRequest, ...] = ()
         self._customer = Customer(Identity(""), ())
         self._goal = ""
         self._clear()
@@ -162,10 +162,10 @@ class RetailEnv(ToolEnv):
         self._clear()
         return self._customer.opening()
 
-    def _draw_requests(self, database: Database, user_id: str) -> tuple[Request, ...]:
+    def _draw_requests(self, database: Database, user_id: str) -> tuple[CustomerRequest, ...]:
         """Draw requests about different orders of a customer; empty if there are too few orders."""
         orders = list(database["users"][user_id]["orders"])
-        found: list[Request] = []
+        found: list[CustomerRequest] = []
         for index in self.np_random.permutation(len(orders)):
             kind = self._kinds[int(self.np_random.integers(len(self._kinds)))]
             request = draw_request(self.np_random, database, orders[int(index)], kind)
@@ -175,7 +175,7 @@ class RetailEnv(ToolEnv):
                 return tuple(found)
         return ()
 
-    def _goal_of(self, database: Database, requests: Sequence[Request]) -> str:
+    def _goal_of(self, database: Database, requests: Sequence[CustomerRequest]) -> str:
         """Return the digest of the database once everything is done as it should be."""
         self._other_shop.open(orjson.loads(orjson.dumps(database)))
         for request in requests:

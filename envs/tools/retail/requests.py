@@ -23,7 +23,7 @@ from rollgym.envs.tools.retail.shop import (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class CustomerRequest:
     """One thing that a customer wants.
 
     Attributes:
@@ -50,7 +50,7 @@ class Request:
 
 def draw_request(
     generator: np.random.Generator, database: Database, order_id: str, kind: str
-) -> Request | None:
+) -> CustomerRequest | None:
     """Draw a request about an order; None if the order does not suit a request of that kind.
 
     Args:
@@ -78,12 +78,12 @@ def usable_orders(kinds: Sequence[str]) -> int:
 
 def _cancel(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request:
+) -> CustomerRequest:
     reason = CANCEL_REASONS[int(generator.integers(len(CANCEL_REASONS)))]
     said = {"no longer needed": "I no longer need it.", "ordered by mistake": "I ordered it by mistake."}[
         reason
     ]
-    return Request(
+    return CustomerRequest(
         "cancel",
         f"I would like to cancel {meant}.",
         {"order": _order_detail(order_id, order), "reason": said, "payment": "The way I paid."},
@@ -96,8 +96,8 @@ def _cancel(
 
 def _refused(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request:
-    return Request(
+) -> CustomerRequest:
+    return CustomerRequest(
         "refused",
         f"I would like to cancel {meant}.",
         {
@@ -113,7 +113,7 @@ def _refused(
 
 def _return(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request:
+) -> CustomerRequest:
     items = order["items"]
     chosen = [items[int(each)] for each in generator.permutation(len(items))[: int(generator.integers(1, 3))]]
     methods = database["users"][order["user_id"]]["payment_methods"]
@@ -124,7 +124,7 @@ def _return(
     named = " and the ".join(described(item) for item in chosen)
     payment = "Please put the money on my gift card." if to_card else "Please refund the way I paid."
     asks = bool(generator.random() < 0.5)
-    return Request(
+    return CustomerRequest(
         "return",
         f"I want to return the {named} from {meant}. {payment}"
         + (" And please tell me how many dollars I get back." if asks else ""),
@@ -150,7 +150,7 @@ def _return(
 
 def _other_variant(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request | None:
+) -> CustomerRequest | None:
     user = database["users"][order["user_id"]]
     card = next(key for key, method in user["payment_methods"].items() if method["kind"] == "card")
     for index in generator.permutation(len(order["items"])):
@@ -174,7 +174,7 @@ def _other_variant(
             "new_item_ids": [new_id],
             "payment_method_id": card,
         }
-        return Request(
+        return CustomerRequest(
             "exchange" if delivered else "change_items",
             f"I would like to have the {described(item)} of {meant} in another variant: "
             f"{wish}. The difference in price goes by my card.",
@@ -198,10 +198,10 @@ def _other_variant(
 
 def _address(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request:
+) -> CustomerRequest:
     address = draw_address(generator)
     said = f"{address['street']}, {address['city']}, zip code {address['zip']}"
-    return Request(
+    return CustomerRequest(
         "address",
         f"Please send {meant} to another address, {said}. My own address stays as it is.",
         {
@@ -217,8 +217,8 @@ def _address(
 
 def _total(
     generator: np.random.Generator, database: Database, order_id: str, order: dict[str, Any], meant: str
-) -> Request:
-    return Request(
+) -> CustomerRequest:
+    return CustomerRequest(
         "total",
         f"How many dollars did {meant} cost me in total?",
         {"order": _order_detail(order_id, order)},
@@ -241,7 +241,7 @@ def _order_detail(order_id: str, order: Mapping[str, Any]) -> str:
     return f"It is order {order_id}, the one with the {described(order['items'][0])}."
 
 
-_KINDS: Mapping[str, Callable[..., Request | None]] = MappingProxyType(
+_KINDS: Mapping[str, Callable[..., CustomerRequest | None]] = MappingProxyType(
     {
         "cancel": _cancel,
         "return": _return,
@@ -312,7 +312,7 @@ class Customer:
         requests: Its requests, one after another.
     """
 
-    def __init__(self, identity: Identity, requests: Sequence[Request]) -> None:
+    def __init__(self, identity: Identity, requests: Sequence[CustomerRequest]) -> None:
         self._identity = identity
         self._requests = tuple(requests)
         self._patience = _PATIENCE
@@ -323,7 +323,7 @@ class Customer:
         self.gone = False
 
     @property
-    def request(self) -> Request | None:
+    def request(self) -> CustomerRequest | None:
         """Return the present request; None once everything was reported on."""
         return self._requests[self.position] if self.position < len(self._requests) else None
 

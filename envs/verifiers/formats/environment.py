@@ -11,7 +11,7 @@ from rollgym.envs.core.kwargs import OneOf, RenderMode, SomeOf
 from rollgym.envs.core.splits import TaskSplit
 from rollgym.envs.verifiers.arguments import count
 from rollgym.envs.verifiers.base import Verdict
-from rollgym.envs.verifiers.formats.rules import Reply, Wanted, rate, read_rules
+from rollgym.envs.verifiers.formats.rules import ReadReply, Wanted, rate, read_rules
 from rollgym.envs.verifiers.instructions.prompts import between, pick
 from rollgym.envs.verifiers.ruled import RuledVerifier, one_of
 
@@ -91,7 +91,7 @@ class FormatEnv(RuledVerifier):
     def rate(self, response: str, task: Mapping[str, Any]) -> Verdict:
         """Return the product or the mean of how well each rule is kept."""
         rules, reward, tokens = self._read(task)
-        rates = rate(Reply(response, tokens), rules)
+        rates = rate(ReadReply(response, tokens), rules)
         score = math.prod(rates) if reward == "product" else _mean(rates, rules)
         detail = ", ".join(f"{each.name} {value:.3g}" for each, value in zip(rules, rates, strict=True))
         if score >= _KEPT:

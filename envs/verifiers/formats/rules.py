@@ -21,7 +21,7 @@ Unit = Literal["words", "characters", "tokens"]
 _UNITS: tuple[Unit, ...] = ("words", "characters", "tokens")
 
 
-class Reply:
+class ReadReply:
     """One response.
 
     Args:
@@ -78,7 +78,7 @@ def schema(value: Any) -> SchemaValidator:
     return SchemaValidator(value)
 
 
-def json_schema(reply: Reply, schema: SchemaValidator) -> float:
+def json_schema(reply: ReadReply, schema: SchemaValidator) -> float:
     """Whether what is said, fenced or not, is JSON that a schema allows.
 
     Raises:
@@ -100,12 +100,14 @@ def _refuse_constant(name: str) -> NoReturn:
 _WORD = re.compile(r"\w+")
 
 
-def length_within(reply: Reply, most: int, least: int = 0, unit: Unit = "words") -> float:
+def length_within(reply: ReadReply, most: int, least: int = 0, unit: Unit = "words") -> float:
     """Whether the length is in a range."""
     return float(least <= reply.length(unit) <= most)
 
 
-def length_target(reply: Reply, target: int, per_unit: float | None = None, unit: Unit = "words") -> float:
+def length_target(
+    reply: ReadReply, target: int, per_unit: float | None = None, unit: Unit = "words"
+) -> float:
     """1 - per_unit * |length - target|, no less than 0; `per_unit` is 1 / target if it is not said.
 
     LCPO-Exact of L1 (Aggarwal and Welleck 2025, arXiv:2503.04697), with its alpha = 0.0003 for tokens.
@@ -114,7 +116,7 @@ def length_target(reply: Reply, target: int, per_unit: float | None = None, unit
     return max(0.0, 1.0 - slope * abs(reply.length(unit) - target))
 
 
-def length_cosine(reply: Reply, most: int, floor: float = 0.0, unit: Unit = "words") -> float:
+def length_cosine(reply: ReadReply, most: int, floor: float = 0.0, unit: Unit = "words") -> float:
     """floor + (1 - floor) * (1 + cos(pi * min(length, most) / most)) / 2: from 1 at no length to the floor at most.
 
     The cosine reward for right answers (Yeo et al. 2025, arXiv:2502.03373).
@@ -123,7 +125,7 @@ def length_cosine(reply: Reply, most: int, floor: float = 0.0, unit: Unit = "wor
     return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * progress)) / 2.0
 
 
-def overlong(reply: Reply, most: int, buffer: int, unit: Unit = "words") -> float:
+def overlong(reply: ReadReply, most: int, buffer: int, unit: Unit = "words") -> float:
     """1 up to most - buffer, then linearly down to 0 at most.
 
     1 plus the soft overlong punishment of DAPO (Yu et al. 2025, arXiv:2503.14476, equation 13).
@@ -134,7 +136,7 @@ def overlong(reply: Reply, most: int, buffer: int, unit: Unit = "words") -> floa
     return max(0.0, 1.0 - over / buffer) if buffer else 0.0
 
 
-def repetition(reply: Reply, n: int = 3, penalty: float = 1.0, least: float | None = None) -> float:
+def repetition(reply: ReadReply, n: int = 3, penalty: float = 1.0, least: float | None = None) -> float:
     """1 - penalty * (1 - distinct n-grams / n-grams) of words in lower case; with `least`, whether it is at least that.
 
     The repetition penalty of Yeo et al. 2025 (arXiv:2502.03373, appendix) as open-r1 has it.
@@ -145,12 +147,12 @@ def repetition(reply: Reply, n: int = 3, penalty: float = 1.0, least: float | No
     return rating if least is None else float(rating >= least)
 
 
-def long_block(reply: Reply, most: int = 100) -> float:
+def long_block(reply: ReadReply, most: int = 100) -> float:
     """Whether nothing longer than this stands without a space (ROLL's penalty for long blocks)."""
     return float(all(len(word) <= most for word in reply.words))
 
 
-def script(reply: Reply, script: str, least: float | None = None) -> float:
+def script(reply: ReadReply, script: str, least: float | None = None) -> float:
     """The share of letters that are of a script; whether it is large enough, where `least` is said.
 
     Language consistency as a share of the target language (DeepSeek-R1, arXiv:2501.12948, 2.3.2), by letters. A reply
@@ -160,7 +162,7 @@ def script(reply: Reply, script: str, least: float | None = None) -> float:
     return share if least is None else float(share >= least)
 
 
-def think_answer(reply: Reply, think: str = "think", answer: str = "answer") -> float:
+def think_answer(reply: ReadReply, think: str = "think", answer: str = "answer") -> float:
     """Whether the reply is `<think>...</think>` and then `<answer>...</answer>`, each once, and nothing else.
 
     The format reward of DeepSeek-R1 (arXiv:2501.12948, 2.2.2). Neither part may be blank.
@@ -180,12 +182,12 @@ def think_answer(reply: Reply, think: str = "think", answer: str = "answer") -> 
     return float(all(part.strip() for part in parts))
 
 
-def tag_counts(reply: Reply, tags: Mapping[str, int]) -> float:
+def tag_counts(reply: ReadReply, tags: Mapping[str, int]) -> float:
     """The share of tags that occur exactly as often as they should (open-r1's tag count reward: 1/4 for each of 4)."""
     return sum(reply.raw.count(tag) == times for tag, times in tags.items()) / len(tags)
 
 
-def single_boxed(reply: Reply) -> float:
+def single_boxed(reply: ReadReply) -> float:
     r"""Whether there is exactly one `\boxed{...}` outside of thinking, with something in it."""
     found, opened = boxes(reply.spoken)
     return float(opened == 1 and len(found) == 1 and bool(found[0].content.strip()))
@@ -220,13 +222,13 @@ def _script(value: Any) -> str:
     return str(value)
 
 
-def _regex(reply: Reply, pattern: str, whole: bool = False) -> float:
+def _regex(reply: ReadReply, pattern: str, whole: bool = False) -> float:
     """Whether what is said has a pattern in it, or is one as a whole."""
     found = patterns.matches if whole else patterns.searches
     return float(found(pattern, reply.spoken))
 
 
-def _exact(reply: Reply, text: str) -> float:
+def _exact(reply: ReadReply, text: str) -> float:
     """Whether what is said is a text, space around both aside."""
     return float(reply.spoken == text.strip())
 
@@ -309,7 +311,7 @@ def _read(given: Any) -> Wanted:
     return Wanted(name, read_arguments(name, said, rule.arguments, rule.optional), float(weight))
 
 
-def rate(reply: Reply, rules: Sequence[Wanted]) -> list[float]:
+def rate(reply: ReadReply, rules: Sequence[Wanted]) -> list[float]:
     """Return how well a reply keeps each rule, from 0 to 1.
 
     Raises:

@@ -72,7 +72,7 @@ Draw = Callable[[Generator], tuple[dict[str, Any], str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class InstructionKind:
     """A kind of instruction that can be asked for.
 
     Attributes:
@@ -214,13 +214,13 @@ def _plainly(said: str) -> Draw:
     return lambda draw: ({}, said)
 
 
-def _kind(name: str, draw: Draw, *aspects: str, demanding: bool = False) -> Kind:
-    return Kind(name, draw, frozenset(aspects), demanding)
+def _kind(name: str, draw: Draw, *aspects: str, demanding: bool = False) -> InstructionKind:
+    return InstructionKind(name, draw, frozenset(aspects), demanding)
 
 
 _WHOLE = ("start", "end", "case", "paragraphs", "lines", "json", "asterisks", "comma")
 
-KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, InstructionKind] = {
     kind.name: kind
     for kind in (
         _kind("keywords:existence", _existence, "words"),

@@ -49,7 +49,7 @@ class _BusyError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class JudgeEndpoint:
     """Where a judge is, and how it is asked. All of it is the operator's.
 
     Attributes:
@@ -83,7 +83,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class JudgeAnswer:
     """What a judge said, and how many tokens that took."""
 
     text: str
@@ -97,7 +97,7 @@ class JudgeClient:
         endpoint: Its address and settings.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: JudgeEndpoint) -> None:
         self._endpoint = endpoint
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
         if endpoint.key is not None:
@@ -123,7 +123,7 @@ class JudgeClient:
         deadline: float,
         before: Callable[[], None],
         after: Callable[[int], None],
-    ) -> Answer:
+    ) -> JudgeAnswer:
         """Ask, again where the endpoint is busy, until the deadline.
 
         Args:
@@ -157,7 +157,7 @@ class JudgeClient:
             raise JudgeTimeoutError(f"the judge is not available in time: {busy}") from busy
         time.sleep(pause)
 
-    def _post(self, messages: Sequence[Mapping[str, str]], deadline: float) -> Answer:
+    def _post(self, messages: Sequence[Mapping[str, str]], deadline: float) -> JudgeAnswer:
         endpoint = self._endpoint
         body = {
             "model": endpoint.model,
@@ -203,7 +203,7 @@ def _content(response: httpx.Response, deadline: float) -> bytes:
     return bytes(content)
 
 
-def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Answer:
+def _answer(status: int, headers: Mapping[str, str], content: bytes) -> JudgeAnswer:
     if status == _TOO_MANY or status in _SERVER_ERRORS:
         raise _BusyError(f"it answers {status}", _seconds(headers.get("retry-after")))
     if status != _OK:
@@ -220,7 +220,7 @@ def _answer(status: int, headers: Mapping[str, str], content: bytes) -> Answer:
         raise JudgeError("what the judge's endpoint answers is no chat completion") from error
     if not isinstance(text, str) or type(tokens) is not int:
         raise JudgeError("what the judge's endpoint answers is no chat completion with a text")
-    return Answer(text, max(0, tokens))
+    return JudgeAnswer(text, max(0, tokens))
 
 
 def _seconds(value: str | None) -> float | None:

@@ -18,7 +18,7 @@ _MOST_KEPT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class JudgingBudget:
     """What judging may cost in all.
 
     Attributes:
@@ -30,7 +30,7 @@ class Budget:
     tokens: int | None = None
 
 
-class Ledger(Protocol):
+class JudgingLedger(Protocol):
     """Scores that were found, and what was spent."""
 
     def find(self, key: str) -> float | None:
@@ -104,7 +104,7 @@ class SharedLedger:
         ValueError: It cannot be used.
     """
 
-    def __init__(self, directory: str, budget: Budget, places: int | None) -> None:
+    def __init__(self, directory: str, budget: JudgingBudget, places: int | None) -> None:
         self._directory = Path(expand_user(directory))
         self._budget = budget
         self._places = places

@@ -6,7 +6,7 @@ import pytest
 
 from rollgym.clients.checks.declared import check_examples
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from tests.support import letter_envs
 from tests.support.audits import Auditor, entry_of
 
@@ -42,7 +42,7 @@ def test_where_example_replies_earn_nothing_either_it_is_said_of_the_environment
 
 
 def checked(name: str) -> list[Finding]:
-    return list(check_examples(Target(f"{letter_envs.__name__}:{name}")))
+    return list(check_examples(CheckTarget(f"{letter_envs.__name__}:{name}")))
 
 
 def test_a_check_plays_each_example() -> None:

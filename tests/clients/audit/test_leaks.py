@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollgym.clients.audit.leaks import extracts
-from rollgym.clients.audit.policies import Wording
+from rollgym.clients.audit.policies import ActionWording
 from rollgym.clients.protocol.spaces import UnicodeText
 
-PLAIN = Wording()
+PLAIN = ActionWording()
 KEYS = st.sampled_from(["debug", "target", "data", "x"])
 PATHS = st.lists(KEYS | st.integers(0, 3), min_size=1, max_size=5).filter(
     lambda path: isinstance(path[0], str)
@@ -26,7 +26,7 @@ def nested(path: list[Any], value: Any) -> Any:
 
 
 def found(
-    space: spaces.Space, observation: Any, info: Any, step: int = 0, wording: Wording = PLAIN
+    space: spaces.Space, observation: Any, info: Any, step: int = 0, wording: ActionWording = PLAIN
 ) -> dict[str, Any]:
     return {
         extract.name: extract.read(observation, info, step)
@@ -72,7 +72,7 @@ def test_a_text_is_read_in_many_ways(observation: str, answer: str) -> None:
 
 def test_a_list_is_said_one_element_a_turn_in_the_wording_of_the_environment() -> None:
     info = {"plan": ["Left", "Down"], "hint": "Up then Right"}
-    tags = Wording("<answer>", "</answer>")
+    tags = ActionWording("<answer>", "</answer>")
     assert "<answer>Down</answer>" in found(UnicodeText(), "", info, 1, tags).values()
     assert found(UnicodeText(), "", info, 2)["info['hint'], one after the other"] == "Right"
     assert found(UnicodeText(), "", info, 2)["info['plan'], one after the other"] is None

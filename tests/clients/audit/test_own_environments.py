@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.card import CardVerdict
 from rollgym.envs.registry import builtin_environments
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.processes import ROOT
@@ -107,7 +107,7 @@ def test_a_built_in_environment(auditor: Auditor, env_id: str) -> None:
     skipped = {
         entry.check: entry.detail
         for entry in card.entries
-        if entry.verdict is Verdict.SKIPPED and entry.numbers.get("machine_slowdown", 1.0) <= 1.0
+        if entry.verdict is CardVerdict.SKIPPED and entry.numbers.get("machine_slowdown", 1.0) <= 1.0
     }
     assert skipped.keys() <= (NO_EXPERT if stateless else frozenset()) | case.not_asked, skipped
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.card import CardVerdict
 from rollgym.clients.audit.costs import audit_costs
 from tests.support.audits import Auditor, entry_of, faults
 from tests.support.planted import environments
@@ -240,7 +240,7 @@ def test_episodes_that_never_end_are_found(auditor: Auditor) -> None:
 )
 def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: str, said: str) -> None:
     entry = auditor.part(name, audit_costs)[check]
-    assert entry.verdict is Verdict.FAILED
+    assert entry.verdict is CardVerdict.FAILED
     assert re.search(said, entry.detail)
     assert entry.numbers["slowest_ms"] >= entry.numbers["limit_ms"] == 50
     assert "everybody on the server waits" in entry.remedy
@@ -250,5 +250,5 @@ def test_who_holds_up_the_server_is_found(auditor: Auditor, name: str, check: st
 def test_nobody_waits_for_what_runs_elsewhere(auditor: Auditor) -> None:
     costs = auditor.part("Sums", audit_costs)
     for check in ("reset holds nobody up", "a megabyte holds nobody up"):
-        assert costs[check].verdict is Verdict.OK
+        assert costs[check].verdict is CardVerdict.OK
         assert "runs in a process" in costs[check].detail

@@ -5,7 +5,7 @@ import pytest
 
 from rollgym.clients.checks.costs import check_costs
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.measuring.long_texts import TEXT_BYTES, long_texts
 
 PLANTED = "tests.support.planted.environments"
@@ -13,7 +13,7 @@ RESET, MEGABYTE = "a reset takes less than 50 ms", "a megabyte is read in less t
 
 
 def findings(name: str) -> dict[str, Finding]:
-    return {finding.check: finding for finding in check_costs(Target(f"{PLANTED}:{name}"))}
+    return {finding.check: finding for finding in check_costs(CheckTarget(f"{PLANTED}:{name}"))}
 
 
 def test_a_pattern_that_looks_back_is_found() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from rollgym.clients.checks.declared import Baseline, check_baselines, declared_baselines
 from rollgym.clients.checks.report import Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 
 
 class Declared(gymnasium.Env[int, int]):
@@ -20,7 +20,7 @@ class Declared(gymnasium.Env[int, int]):
 
 def findings(declared: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Status, str]]:
     monkeypatch.setattr(Declared, "metadata", {"baselines": declared})
-    return [(each.status, each.detail) for each in check_baselines(Target(f"{__name__}:Declared"))]
+    return [(each.status, each.detail) for each in check_baselines(CheckTarget(f"{__name__}:Declared"))]
 
 
 def test_a_number_is_the_share_that_is_solved_and_the_mean_return() -> None:

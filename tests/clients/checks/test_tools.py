@@ -4,10 +4,10 @@ import pytest
 
 from rollgym.clients.checks import tools
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.checks.tool_replies import ToolReplies, described_call
 from rollgym.clients.checks.tools import check_tools
-from rollgym.clients.checks.trace import episode
+from rollgym.clients.checks.trace import digests_of_episode
 from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.calls import read_calls
 from rollgym.clients.replies.formats.table import FORMATS
@@ -16,7 +16,7 @@ from tests.support.tool_envs import Orders
 
 
 def findings(name: str) -> list[Finding]:
-    return list(check_tools(Target(name if "-v0" in name else f"{tool_envs.__name__}:{name}")))
+    return list(check_tools(CheckTarget(name if "-v0" in name else f"{tool_envs.__name__}:{name}")))
 
 
 def texts(found: list[Finding], status: Status) -> list[str]:
@@ -95,7 +95,7 @@ def test_random_play_calls_tools() -> None:
     env = Orders()
     called = 0
     for seed in range(5):
-        list(episode(env, seed))
+        list(digests_of_episode(env, seed))
         called += env.toolbox is not None and env._calls
     assert called > 0
 

@@ -7,7 +7,7 @@ from gymnasium import spaces
 
 from rollgym.clients.checks.local import check_seeds
 from rollgym.clients.checks.report import Finding, Status
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 
 
 class SharedSpaces(gymnasium.Env[int, int]):
@@ -44,7 +44,7 @@ class SharedState(SharedSpaces):
 
 
 def seed_findings(env_class: type[gymnasium.Env]) -> list[Finding]:
-    return list(check_seeds(Target(f"{env_class.__module__}:{env_class.__name__}")))
+    return list(check_seeds(CheckTarget(f"{env_class.__module__}:{env_class.__name__}")))
 
 
 def test_spaces_of_a_class_are_no_shared_state() -> None:

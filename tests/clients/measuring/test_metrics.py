@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from rollgym.clients.audit.card import Verdict
+from rollgym.clients.audit.card import CardVerdict
 from rollgym.clients.audit.costs import _cost, _held
 from rollgym.clients.checks.costs import _clock, _once
 from rollgym.clients.checks.costs import _cost as _local_cost
@@ -96,14 +96,14 @@ class _Slowed(MachineSpeed):
 @pytest.mark.parametrize(
     ("held", "slowdown", "audited", "checked"),
     [
-        (0.01, 3.0, Verdict.OK, True),
-        (0.08, 1.1, Verdict.FAILED, False),
-        (0.08, 3.0, Verdict.SKIPPED, False),
-        (0.3, 3.0, Verdict.FAILED, False),
+        (0.01, 3.0, CardVerdict.OK, True),
+        (0.08, 1.1, CardVerdict.FAILED, False),
+        (0.08, 3.0, CardVerdict.SKIPPED, False),
+        (0.3, 3.0, CardVerdict.FAILED, False),
     ],
 )
 async def test_what_is_slow_on_a_slow_machine_alone_neither_passes_nor_fails(
-    held: float, slowdown: float, audited: Verdict, checked: bool, monkeypatch: pytest.MonkeyPatch
+    held: float, slowdown: float, audited: CardVerdict, checked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By a clock of the test's own: this machine may be busy, too.
     now = 0.0
@@ -120,10 +120,10 @@ async def test_what_is_slow_on_a_slow_machine_alone_neither_passes_nor_fails(
     cost = await _cost(subject, act, _Slowed(slowdown))  # type: ignore[arg-type]
     entry = _held("reset holds nobody up", cost, "so long", "be quick")
     assert entry.verdict is audited
-    assert ("could not be measured: so long" in entry.detail) is (audited is Verdict.SKIPPED)
+    assert ("could not be measured: so long" in entry.detail) is (audited is CardVerdict.SKIPPED)
     local = _local_cost(lambda: now, act_at_once, _Slowed(slowdown))
     assert (local.seconds < 0.05) is checked
-    assert (local.undisturbed >= 0.05) is (audited is Verdict.FAILED)
+    assert (local.undisturbed >= 0.05) is (audited is CardVerdict.FAILED)
 
 
 async def test_an_act_that_is_measured_again_finds_room_in_its_episode(

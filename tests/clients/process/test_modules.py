@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.clients.checks.target import Target
+from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.process.modules import current_path, with_current_paths
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import Settings
@@ -55,7 +55,7 @@ def test_other_texts_are_left_as_they_are(path: str) -> None:
 
 def test_every_loader_understands_former_paths() -> None:
     with pytest.warns(FutureWarning, match="is called"):
-        assert isinstance(Target(FORMER).build(), FrozenLakeEnv)
+        assert isinstance(CheckTarget(FORMER).build(), FrozenLakeEnv)
     with pytest.warns(FutureWarning, match="is called"):
         assert load_plugin(FORMER, "rollout.reward").function is FrozenLakeEnv
     with pytest.warns(FutureWarning, match="is called"):

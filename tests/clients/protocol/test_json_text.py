@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollgym.clients.evaluation.chat import Reply, RequestedCall
+from rollgym.clients.evaluation.chat import ModelReply, RequestedCall
 from rollgym.clients.evaluation.player import Conversation
 from rollgym.clients.protocol.json_text import DEEPEST, is_shallow, read_json, read_shallow_json, write_json
 
@@ -80,7 +80,7 @@ def test_what_somebody_walks_through_is_no_deeper_than_may_be() -> None:
 
 def test_arguments_of_a_models_call_reach_the_environment_exactly() -> None:
     conversation = Conversation("How many?", {})
-    action = conversation.hear(Reply(calls=(RequestedCall("1", "count", f'{{"to": {2**70}}}'),)))
+    action = conversation.hear(ModelReply(calls=(RequestedCall("1", "count", f'{{"to": {2**70}}}'),)))
     assert action is not None
     assert f'"to": {2**70}' in action
 

@@ -16,7 +16,7 @@ from rollgym.envs.verifiers.function_calls import FunctionCallsEnv
 from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
 from rollgym.trainer.rollout.agents.replies import read_reply
 from rollgym.trainer.rollout.prompts import ChatRenderer
-from rollgym.trainer.tasks.examples import Conversation
+from rollgym.trainer.tasks.examples import ExampleConversation
 from tests.support.chat_templates import FAMILIES as FAMILIES_OF_TEMPLATES
 from tests.support.chat_templates import tokenizer_of
 
@@ -206,7 +206,7 @@ def test_what_is_learnt_and_what_is_shown_is_the_whole_reply(family):
     renderer = ChatRenderer(tokenizer)
     for name, reply in WRITTEN.items():
         asked = {"role": "user", "content": "Which way?"}
-        said = Conversation("row", (asked, {"role": "assistant", "content": reply}))
+        said = ExampleConversation("row", (asked, {"role": "assistant", "content": reply}))
         (row,) = conversation_rows(renderer, said)
         learnt = tokenizer.decode(row.ids[row.mask], skip_special_tokens=False)
         assert learnt.partition(renderer.token_text(renderer.end_of_turn_id))[0].strip() == reply.strip(), (

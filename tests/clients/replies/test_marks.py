@@ -20,7 +20,7 @@ from rollgym.clients.replies.marks import (
 from rollgym.clients.replies.thinking import LONGEST, has_thought, strip_thinking
 from rollgym.envs.core.profiles import PROFILES, said_actions
 from rollgym.envs.games.guess_number import GuessNumberEnv
-from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, read_number
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, number_given
 
 MARKS = st.lists(
     st.sampled_from(
@@ -110,7 +110,7 @@ def test_no_profile_takes_an_action_that_was_only_thought(profile, thought):
 def test_arithmetic_pays_no_answer_that_was_only_thought(thought):
     verdict = ArithmeticEnv().score(thought, {"question": "12 + 7"})
     assert (verdict.score, verdict.outcome) == (0.0, "unparsable")
-    assert read_number(f"{thought}</think>\nIt is 19.") == 19
+    assert number_given(f"{thought}</think>\nIt is 19.") == 19
 
 
 @given(MARKS)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.clients.checks.target import Target, TargetError
+from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.process.modules import installed_environments
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.settings import ConfigurationError, Settings
@@ -77,11 +77,11 @@ def test_one_id_in_two_packages_is_refused(site: Path) -> None:
 
 def test_it_is_checked_by_its_name(site: Path) -> None:
     install(site, "other", **{"Sums-v0": "other_sums:sums"})
-    target = Target("Sums-v0")
+    target = CheckTarget("Sums-v0")
     built = target.build()
     assert built.reset(seed=0)[0] == "1 + 1?"
     assert target.server_arguments() == ["--env", "checked=other_sums:sums"]
     assert target.served_id == "checked"
-    assert Target("FrozenLake-v0").server_arguments() == []
+    assert CheckTarget("FrozenLake-v0").server_arguments() == []
     with pytest.raises(TargetError, match="there is no environment 'Sum-v0'; did you mean Sums-v0"):
-        Target("Sum-v0").build()
+        CheckTarget("Sum-v0").build()

@@ -22,8 +22,8 @@ from rollgym.env_server.workers.base import (
 )
 from rollgym.env_server.workers.ray.cluster import WorkerCluster
 from rollgym.env_server.workers.ray.host import (
-    Answer,
-    Request,
+    ActorAnswer,
+    ActorRequest,
     dump_answer,
     dump_failure,
     dump_requests,
@@ -327,7 +327,7 @@ def test_an_average_is_over_time() -> None:
 
 
 def test_requests_and_answers_are_read_as_they_were_written() -> None:
-    requests = [Request(0, "close", ("1",), None), Request(7, "step", ("1", {"push": [1.5]}), 2.0)]
+    requests = [ActorRequest(0, "close", ("1",), None), ActorRequest(7, "step", ("1", {"push": [1.5]}), 2.0)]
     assert list(load_requests(dump_requests(requests))) == requests
     failures = [
         EnvironmentRaised("KeyError", "x"),
@@ -337,7 +337,7 @@ def test_requests_and_answers_are_read_as_they_were_written() -> None:
     answers = [dump_answer(1, ("seen", 0.5, False, False, {"a": [1]}))]
     answers += [dump_failure(number, failure) for number, failure in enumerate(failures, start=2)]
     first, *others = load_answers(b"".join(answers))
-    assert first == Answer(1, ("seen", 0.5, False, False, {"a": [1]}), None)
+    assert first == ActorAnswer(1, ("seen", 0.5, False, False, {"a": [1]}), None)
     assert [repr(each.failure) for each in others] == [repr(failure) for failure in failures]
     lost = others[2].failure
     assert isinstance(lost, WorkerLost)

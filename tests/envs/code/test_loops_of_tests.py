@@ -241,7 +241,7 @@ def test_a_test_that_asks_in_a_loop_has_the_time_of_one_test(sandbox, monkeypatc
 def test_each_case_of_a_test_has_that_time(sandbox, monkeypatch):
     begun = []
     monkeypatch.setattr(
-        conversation.Conversation, "_until", lambda self, seconds: begun.append(seconds) or math.inf
+        conversation.SuiteConversation, "_until", lambda self, seconds: begun.append(seconds) or math.inf
     )
     test = (
         "import pytest\nfrom solution import f\n"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rollgym.envs.code.answers import Answer
+from rollgym.envs.code.answers import RequestAnswer
 from rollgym.envs.code.runs import Runs
 from rollgym.envs.code.sandboxes import GradingLimits
 from rollgym.sandbox.core.base import SandboxSession
@@ -27,7 +27,7 @@ class Remembering:
 def test_a_judgement_that_fails_leaves_no_program_behind():
     sandbox = Remembering()
 
-    def fails(number: int, answer: Answer) -> bool:
+    def fails(number: int, answer: RequestAnswer) -> bool:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from rollgym.clients.protocol.tool_calls import ToolCall
 from rollgym.clients.replies.formats.hermes import HERMES
 from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.envs.tools.retail.environment import RetailEnv
-from rollgym.envs.tools.retail.requests import REQUEST_KINDS, STOP, Customer, Identity, Request
+from rollgym.envs.tools.retail.requests import REQUEST_KINDS, STOP, Customer, CustomerRequest, Identity
 from rollgym.envs.tools.retail.shop import Shop
 from rollgym.envs.tools.tool import Toolbox
 
@@ -271,7 +271,7 @@ def test_a_customer_who_is_not_helped_goes():
 
 # -- the customer ------------------------------------------------------------------------------------------------------
 
-WISH = Request(
+WISH = CustomerRequest(
     "cancel",
     "I would like to cancel one of my orders.",
     {"order": "It is #W1.", "reason": "By mistake.", "payment": "The way I paid."},

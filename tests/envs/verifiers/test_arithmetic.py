@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.envs.core.splits import split_of_text
-from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, evaluate, read_number
+from rollgym.envs.verifiers.arithmetic import ArithmeticEnv, number_given, value_of_question
 from tests.support.processes import env_server
 
 ENVIRONMENT = ArithmeticEnv()
@@ -36,7 +36,7 @@ ENVIRONMENT = ArithmeticEnv()
     ],
 )
 def test_reading(response, expected):
-    assert read_number(response) == expected
+    assert number_given(response) == expected
 
 
 @given(response=st.text())
@@ -54,7 +54,7 @@ def test_answers_are_exact(numbers, operators):
     question = str(numbers[0])
     for operator, number in zip(operators, numbers[1:], strict=False):
         question += f" {operator} {number}"
-    assert evaluate(question) == eval(question)
+    assert value_of_question(question) == eval(question)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_an_item_without_a_task_is_told_so():
 @pytest.mark.parametrize("question", ["2", "2 / 2", "2 + x", "__import__('os')", "2 + 2 ", "9" * 99 + " + 1"])
 def test_what_is_no_question_is_refused(question):
     with pytest.raises(ValueError, match="no question"):
-        evaluate(question)
+        value_of_question(question)
 
 
 def test_an_episode_is_one_step():
@@ -146,8 +146,8 @@ async def test_the_same_scorer_answers_over_the_wire():
     ],
 )
 def test_a_number_that_is_part_of_another_or_denied_is_none(said):
-    assert read_number(said) is None
-    assert read_number(f"<answer>{said}</answer>") is None
+    assert number_given(said) is None
+    assert number_given(f"<answer>{said}</answer>") is None
 
 
 @pytest.mark.parametrize(
@@ -155,12 +155,12 @@ def test_a_number_that_is_part_of_another_or_denied_is_none(said):
     ["–7", "- 7", "−7", "It is - 7.", "5 - 12 = - 7", r"\boxed{–7}", "**-7**", "The sum is -7!", "minus 7"],
 )
 def test_a_sign_counts_in_any_of_its_forms(said):
-    assert read_number(said) == -7
+    assert number_given(said) == -7
 
 
 def test_a_difference_is_no_negative_number():
-    assert read_number("12 - 7") == 7
-    assert read_number("12 -7") is None
-    assert read_number("-(7)") is None
-    assert read_number("between 6 and 7") is None
-    assert read_number(r"<answer>\boxed{-7}</answer>") == -7
+    assert number_given("12 - 7") == 7
+    assert number_given("12 -7") is None
+    assert number_given("-(7)") is None
+    assert number_given("between 6 and 7") is None
+    assert number_given(r"<answer>\boxed{-7}</answer>") == -7

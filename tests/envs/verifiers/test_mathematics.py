@@ -13,7 +13,7 @@ from rollgym.envs.verifiers.comparison import compare
 from rollgym.envs.verifiers.exact import NotExact, rational
 from rollgym.envs.verifiers.extraction import marked_answer, without_thoughts
 from rollgym.envs.verifiers.mathematics import KINDS, MathEnv
-from rollgym.envs.verifiers.numerals import read_value
+from rollgym.envs.verifiers.numerals import exact_number
 from tests.support.recorded_data import recorded
 
 ALONE = MathEnv(backend="none")
@@ -389,26 +389,26 @@ def test_a_number_equals_itself_in_every_form_and_no_other(number, shift):
     if below == 1:
         forms += [f"{above:,}", f"{above}.00", f"{above}^1"]
     for form in forms:
-        assert rational(read_value(form)) == number
+        assert rational(exact_number(form)) == number
         assert ALONE.score(rf"\boxed{{{form}}}", {"answer": str(number)}).outcome == "correct"
         assert ALONE.score(rf"\boxed{{{form}}}", {"answer": str(number + shift)}).outcome == "wrong"
 
 
 @given(outside=st.integers(-50, 50), inside=st.integers(0, 400), other=st.integers(1, 30))
 def test_roots_are_exact(outside, inside, other):
-    value = read_value(rf"{outside}\sqrt{{{inside}}}")
+    value = exact_number(rf"{outside}\sqrt{{{inside}}}")
     assert (
-        read_value(rf"\frac{{{outside * other}\sqrt{{{inside * other * other}}}}}{{{other * other}}}")
+        exact_number(rf"\frac{{{outside * other}\sqrt{{{inside * other * other}}}}}{{{other * other}}}")
         == value
     )
-    assert rational(read_value(rf"(\sqrt{{{inside}}})^2 + {outside}")) == Fraction(inside + outside)
+    assert rational(exact_number(rf"(\sqrt{{{inside}}})^2 + {outside}")) == Fraction(inside + outside)
 
 
 @settings(max_examples=100)
 @given(base=st.integers(2, 40), power=st.integers(-3000, 3000), below=st.integers(1, 9))
 def test_large_powers_are_exact(base, power, below):
     said = rf"\frac{{{base}^{{{power}}}}}{{{below}}}"
-    assert rational(read_value(said)) == Fraction(base) ** power / below
+    assert rational(exact_number(said)) == Fraction(base) ** power / below
     assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{base * below}}}").equal
     assert compare(said, rf"\frac{{{base}^{{{power + 1}}}}}{{{below}}}").equal is False
     assert compare(said, rf"\frac{{{base}^{{{power}}}}}{{{below}}} + 2^{{-3000}}").equal is False
@@ -417,7 +417,7 @@ def test_large_powers_are_exact(base, power, below):
 @pytest.mark.parametrize("text", ["", "1/0", "2^99999", "9" * 3000, "(" * 50 + "1" + ")" * 50, "1..2", "0^0"])
 def test_what_is_no_exact_number(text):
     with pytest.raises(NotExact):
-        read_value(text)
+        exact_number(text)
 
 
 def test_generated_tasks_keep_to_their_split_and_their_answers_are_right():

@@ -10,7 +10,7 @@ import pytest
 from rollgym.envs.webshop.catalogue import Catalogue, build_catalogue
 from rollgym.envs.webshop.products import read_products, search_text
 from rollgym.envs.webshop.rendering import as_rich_text, as_text, page_parts
-from rollgym.envs.webshop.shop import Shop, parse_action
+from rollgym.envs.webshop.shop import ShopVisit, parse_action
 from rollgym.envs.webshop.sources import FileSource
 from tests.support.recorded_data import recorded
 from tests.support.shop_nouns import stub_nouns
@@ -99,7 +99,7 @@ def test_every_step_of_the_episodes(catalogue: Catalogue, kind: Any, steps: int)
     for line in Path(recorded(f"webshop/episodes_{kind}.jsonl")).read_text().splitlines():
         episode = json.loads(line)
         found: list[int] = []
-        shop = Shop(
+        shop = ShopVisit(
             catalogue,
             catalogue.goals(kind)[episode["goal_index"]],
             lambda query, limit, found=found: list(found),
@@ -123,7 +123,7 @@ def test_every_step_of_the_episodes(catalogue: Catalogue, kind: Any, steps: int)
     assert seen == steps
 
 
-def assert_page(shop: Shop, shown: dict[str, str], available: dict[str, Any]) -> None:
+def assert_page(shop: ShopVisit, shown: dict[str, str], available: dict[str, Any]) -> None:
     parts = page_parts(shop)
     assert as_text(parts) == shown["text"]
     assert as_rich_text(parts) == shown["text_rich"]

@@ -182,3 +182,18 @@ def test_what_a_selection_reads_must_be_there():
     bare = StepTokens(*(getattr(tokens, name) for name in list(StepTokens.__slots__)[:-1]))
     with pytest.raises(ValueError, match="'entropy', which is missing"):
         prepare_step(resolve_preset("high_entropy", {}), bare)
+
+
+@pytest.mark.parametrize(
+    ("selection", "rejects", "reads"),
+    [
+        ({"kind": "none"}, False, False),
+        ({"kind": "kl_cov"}, False, True),
+        ({"kind": "second_moment"}, False, True),
+        ({"kind": "second_moment", "policy": "old"}, False, False),
+        ({"kind": "second_moment", "policy": "old"}, True, True),
+    ],
+)
+def test_the_policy_as_it_is_at_each_step_is_asked_where_something_reads_it(selection, rejects, reads):
+    algorithm = {"selection": selection} | ({"correction": "opsm"} if rejects else {})
+    assert resolve_preset("grpo", algorithm).prepares_from_current is reads

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rollgym.trainer.cli import main
+from rollgym.trainer.config.backend import BACKENDS
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.config.model import LoraSettings
 from rollgym.trainer.core.errors import ConfigError
@@ -28,6 +29,7 @@ from rollgym.trainer.run.memory import adapter_parameters, plan_lines, remedies
 from tests.support.current_families import FAMILIES
 from tests.support.memory_plans import TASKS, plan_of
 
+TORCH, FSDP2, DEEPSPEED, MEGATRON = (each.memory for each in BACKENDS)
 ROOT = Path(__file__).parents[3]
 SEVEN = ModelShape.from_config(KNOWN["Qwen/Qwen2.5-7B"])
 MIXTURE = ModelShape.from_config(KNOWN["Qwen/Qwen3-30B-A3B"])
@@ -76,15 +78,15 @@ def test_a_family_that_is_not_known_is_refused():
 @pytest.mark.parametrize(
     ("sharding", "per_parameter"),
     [  # bf16; ZeRO section 3.1: 2 + 2 + 12 bytes a parameter, of which stage 1, 2, 3 cut 12, 14, 16
-        (Sharding("torch"), 2 + 4 + 4 + 8),
-        (Sharding("fsdp2", data=8), (4 + 4 + 8) / 8),
-        (Sharding("deepspeed", data=8, zero_stage=1), 2 + 2 + 12 / 8),
-        (Sharding("deepspeed", data=8, zero_stage=2), 2 + 14 / 8),
-        (Sharding("deepspeed", data=8, zero_stage=3), 16 / 8),
-        (Sharding("megatron", data=8), 2 + 4 + 12 / 8),
-        (Sharding("deepspeed", data=8, zero_stage=2, offload=True), 2 + 2 / 8),
-        (Sharding("deepspeed", data=8, zero_stage=3, offload=True), 2 / 8),
-        (Sharding("fsdp2", data=8, offload=True), 0),
+        (Sharding(TORCH), 2 + 4 + 4 + 8),
+        (Sharding(FSDP2, data=8), (4 + 4 + 8) / 8),
+        (Sharding(DEEPSPEED, data=8, zero_stage=1), 2 + 2 + 12 / 8),
+        (Sharding(DEEPSPEED, data=8, zero_stage=2), 2 + 14 / 8),
+        (Sharding(DEEPSPEED, data=8, zero_stage=3), 16 / 8),
+        (Sharding(MEGATRON, data=8), 2 + 4 + 12 / 8),
+        (Sharding(DEEPSPEED, data=8, zero_stage=2, offload=True), 2 + 2 / 8),
+        (Sharding(DEEPSPEED, data=8, zero_stage=3, offload=True), 2 / 8),
+        (Sharding(FSDP2, data=8, offload=True), 0),
     ],
 )
 def test_bytes_a_parameter_are_those_of_the_backends_papers(sharding, per_parameter):
@@ -109,40 +111,40 @@ def parameters_per_device(shape: ModelShape, sharding: Sharding) -> int:
 
 def test_devices_share_what_they_can():
     whole = SEVEN.parameters.total
-    assert parameters_per_device(SEVEN, Sharding("megatron", tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
-    staged = parameters_per_device(SEVEN, Sharding("megatron", pipeline=2))
+    assert parameters_per_device(SEVEN, Sharding(MEGATRON, tensor=4)) == pytest.approx(whole / 4, rel=1e-6)
+    staged = parameters_per_device(SEVEN, Sharding(MEGATRON, pipeline=2))
     assert 0.49 < staged / whole < 0.6, "one of the embeddings lies on each end"
     assert MIXTURE.parameters.experts > 0.9 * MIXTURE.parameters.total
-    alone = parameters_per_device(MIXTURE, Sharding("megatron", data=8, expert=8))
+    alone = parameters_per_device(MIXTURE, Sharding(MEGATRON, data=8, expert=8))
     assert alone == MIXTURE.parameters.dense + MIXTURE.parameters.experts // 8
     long = Training(number_bytes=2, micro_batch_tokens=65_536)
     assert (
-        activation_bytes(SEVEN, long, Sharding("megatron", context=4))
-        < activation_bytes(SEVEN, long, Sharding("megatron")) * 0.3
+        activation_bytes(SEVEN, long, Sharding(MEGATRON, context=4))
+        < activation_bytes(SEVEN, long, Sharding(MEGATRON)) * 0.3
     )
     assert activation_bytes(
-        SEVEN, Training(2, 65_536, checkpointing=True), Sharding("torch")
-    ) < 0.2 * activation_bytes(SEVEN, long, Sharding("torch"))
+        SEVEN, Training(2, 65_536, checkpointing=True), Sharding(TORCH)
+    ) < 0.2 * activation_bytes(SEVEN, long, Sharding(TORCH))
 
 
 def test_fsdp2_leaves_embeddings_and_what_lies_between_layers_whole_in_each_tensor_rank():
     ends = SEVEN.parameters.embedding + SEVEN.parameters.head
     layers = SEVEN.parameters.total - ends
-    assert parameters_per_device(SEVEN, Sharding("fsdp2", tensor=4)) == layers // 4 + ends
+    assert parameters_per_device(SEVEN, Sharding(FSDP2, tensor=4)) == layers // 4 + ends
     bf16 = Training(number_bytes=2, checkpointing=True)
     kept = SEVEN.layers * SEVEN.hidden * 2 * bf16.micro_batch_tokens
     shared, whole, divided = (
         activation_bytes(SEVEN, bf16, sharding)
         for sharding in (
-            Sharding("megatron", tensor=4),
-            Sharding("megatron", tensor=4, sequence_parallel=False),
-            Sharding("fsdp2", tensor=4),
+            Sharding(MEGATRON, tensor=4),
+            Sharding(MEGATRON, tensor=4, sequence_parallel=False),
+            Sharding(FSDP2, tensor=4),
         )
     )
     assert shared < kept < min(whole, divided)
     plain = Training(number_bytes=2)
-    assert activation_bytes(SEVEN, plain, Sharding("fsdp2", tensor=4)) > (
-        activation_bytes(SEVEN, plain, Sharding("megatron", tensor=4)) * 1.4
+    assert activation_bytes(SEVEN, plain, Sharding(FSDP2, tensor=4)) > (
+        activation_bytes(SEVEN, plain, Sharding(MEGATRON, tensor=4)) * 1.4
     )
 
 
@@ -292,5 +294,5 @@ def test_the_plan_is_within_a_tenth_of_measured_memory():
     shape = ModelShape.from_config(measured["config"])
     for name, checkpointing in (("plain", False), ("checkpointing", True)):
         training = Training(4, measured["micro_batch_tokens"], checkpointing, accelerator=False)
-        need = trained_need(shape, training, Sharding("torch"))
+        need = trained_need(shape, training, Sharding(TORCH))
         assert need.lasting + need.moment == pytest.approx(measured["peaks"][name], rel=0.10), name

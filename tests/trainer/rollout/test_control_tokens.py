@@ -21,7 +21,7 @@ from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Tur
 from rollgym.trainer.rollout.agents.splicing import AgentConversation, SplicingRenderer
 from rollgym.trainer.rollout.chat_template import ControlTokens
 from rollgym.trainer.rollout.prompts import ChatRenderer
-from rollgym.trainer.tasks.examples import Conversation
+from rollgym.trainer.tasks.examples import ExampleConversation
 from rollgym.trainer.tasks.task import Task
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 
@@ -104,7 +104,7 @@ def test_every_reader_takes_a_content_for_text(name, content):
     assert control_ids(name, shown) == [renderer.end_of_turn_id]
     assert as_text(name, shown[:-1]) == content
     (row,) = conversation_rows(
-        renderer, Conversation("row", (user(content), {"role": "assistant", "content": content}))
+        renderer, ExampleConversation("row", (user(content), {"role": "assistant", "content": content}))
     )
     learnt = row.ids[row.mask].tolist()
     assert control_ids(name, learnt) == [renderer.end_of_turn_id]

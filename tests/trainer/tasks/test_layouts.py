@@ -20,7 +20,7 @@ from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.dataset import load_streams
 from rollgym.trainer.tasks.examples import (
-    Conversation,
+    ExampleConversation,
     Judged,
     Pair,
     read_conversations,
@@ -44,7 +44,7 @@ from tests.support.dataset_rows import (
 )
 
 
-def shown(talk: Conversation) -> str:
+def shown(talk: ExampleConversation) -> str:
     parts = []
     for number, message in enumerate(talk.messages):
         calls = "".join(
@@ -239,9 +239,9 @@ _VALUE = st.recursive(
 _FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def _talks(found: Conversation | Pair | Judged) -> list[Conversation]:
+def _talks(found: ExampleConversation | Pair | Judged) -> list[ExampleConversation]:
     match found:
-        case Conversation():
+        case ExampleConversation():
             return [found]
         case Pair():
             return [found.chosen, found.rejected]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rollgym.trainer.backends.base import EntropyMode, MicroBatch, TrainRow
-from rollgym.trainer.backends.batching import Bucket
+from rollgym.trainer.backends.batching import RowBucket
 from rollgym.trainer.backends.heads import Head, PolicyHead
 from rollgym.trainer.backends.megatron.conversion import Shape
 from rollgym.trainer.backends.megatron.heads import MegatronHead, MegatronPolicyHead, MegatronValueHead
@@ -40,9 +40,9 @@ class MegatronModel(ShardedModel):
     def _each(
         self,
         rows: Sequence[TrainRow],
-        buckets: Sequence[Bucket | None],
+        buckets: Sequence[RowBucket | None],
         entropy: EntropyMode,
-        then: Callable[[Bucket | None, MicroBatch], Tensor | None],
+        then: Callable[[RowBucket | None, MicroBatch], Tensor | None],
     ) -> None:
         """Compute micro-batches; with pipeline stages several are in flight at a time (Megatron's 1F1B)."""
         if self._group.shape.pipeline == 1:
@@ -51,7 +51,7 @@ class MegatronModel(ShardedModel):
         head = self._head
         assert isinstance(head, MegatronHead)
 
-        def forward_step(given: Iterator[Bucket | None], _: nn.Module) -> tuple[Tensor | None, Any]:
+        def forward_step(given: Iterator[RowBucket | None], _: nn.Module) -> tuple[Tensor | None, Any]:
             bucket = next(given)
             micro = self._run(rows, bucket, entropy)
             if not head.is_last:

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from transformers import PretrainedConfig
 
-from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of
+from rollgym.trainer.backends.megatron.layout import Place, experts_of, layers_of_stage
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.models.division import expert_count
-from rollgym.trainer.records.pieces import Box, boxes_of_stretch
+from rollgym.trainer.records.pieces import ArrayBox, boxes_of_stretch
 
 Kind = Literal["whole", "columns", "vocabulary", "qkv", "gate_up"]
 """How a weight is divided over the ranks of a layer.
@@ -101,7 +101,7 @@ def weights_of(shape: Shape, mesh: MeshShape, place: Place) -> Iterator[Weight]:
     again = place.tensor > 0
     if place.stage == 0:
         yield Weight("embedding.word_embeddings.weight", (f"{body}embed_tokens.weight",), "vocabulary")
-    for number, layer in enumerate(layers_of(shape.layers, mesh, place.stage)):
+    for number, layer in enumerate(layers_of_stage(shape.layers, mesh, place.stage)):
         yield from _layer(f"decoder.layers.{number}.", f"{body}layers.{layer}.", shape, mesh, place)
     if not last:
         return
@@ -246,7 +246,7 @@ def blocks(
                 yield Block(int(one.storage_offset()), offset, (*(1,) * axis, rows, *own[1:]))
 
 
-def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
+def boxes(block: Block, start: int, stop: int) -> Iterator[ArrayBox]:
     """Yield the boxes that a stretch of the rank's numbers has of a block: places in the whole weight.
 
     Args:
@@ -257,7 +257,7 @@ def boxes(block: Block, start: int, stop: int) -> Iterator[Box]:
     first, end = max(start, block.start), min(stop, block.start + prod(block.sizes))
     for own, offset, sizes in boxes_of_stretch(block.sizes, first - block.start, end - block.start):
         place = tuple(at + inside for at, inside in zip(block.offset, offset, strict=True))
-        yield Box(range(own.start + block.start, own.stop + block.start), place, sizes)
+        yield ArrayBox(range(own.start + block.start, own.stop + block.start), place, sizes)
 
 
 def _place(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -51,7 +51,7 @@ def _others(mesh: MeshShape, rank: int, dimension: str) -> tuple[int, ...]:
     return tuple(getattr(place, name) for name in names)
 
 
-def layers_of(layers: int, mesh: MeshShape, stage: int) -> range:
+def layers_of_stage(layers: int, mesh: MeshShape, stage: int) -> range:
     """Return the layers of a stage."""
     each = layers // mesh.pipeline
     return range(stage * each, (stage + 1) * each)

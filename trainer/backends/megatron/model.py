@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import PretrainedConfig
 
-from rollgym.trainer.backends.megatron.layout import layers_of, pieces_of_row
+from rollgym.trainer.backends.megatron.layout import layers_of_stage, pieces_of_row
 from rollgym.trainer.backends.rank_group import MeshShape, RankGroup
 from rollgym.trainer.models.division import expert_count
 
@@ -252,7 +252,7 @@ def megatron_body(
     if megatron.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm
     block = TransformerBlockSubmodules(
-        layer_specs=[layer] * len(layers_of(config.num_hidden_layers, mesh, stage)), layer_norm=Norm
+        layer_specs=[layer] * len(layers_of_stage(config.num_hidden_layers, mesh, stage)), layer_norm=Norm
     )
     body = Body(
         config=megatron,

@@ -125,13 +125,13 @@ class MegatronSteps:
         self._group = group
         self._pieces = pieces
         self._clip = settings.gradient_clip
-        self._adam = settings.kind == "adamw"
+        self._averages = settings.keeps_averages
         # No exceptions from weight decay: all backends step alike.
         self._optimizer = get_megatron_optimizer(
             optimizer_config(settings, rate, wrapped.config.params_dtype), [wrapped], config_overrides={}
         )
         self._parts: list[Any] = self._optimizer.chained_optimizers
-        pieces.states = DistributedState(self._parts) if self._adam else WholeState()
+        pieces.states = DistributedState(self._parts) if self._averages else WholeState()
         self._names = [name for name, _ in pieces.names()]
         # As torch writes the settings of one group of all weights.
         own = make_optimizer(settings, [torch.empty(0) for _ in self._names], rate)
@@ -173,7 +173,7 @@ class MegatronSteps:
         yield from by_paths(self._entries(), self._param_groups)
 
     def _entries(self) -> Iterator[tuple[int, str, Any]]:
-        if not self._adam or not self._count:
+        if not self._averages or not self._count:
             return
         for number, name in enumerate(self._names):
             yield number, "step", torch.tensor(float(self._count))
@@ -182,7 +182,7 @@ class MegatronSteps:
 
     def pieces(self) -> dict[str, Tensor]:
         """Return this rank's pieces of the state by paths, made if there were none yet."""
-        if not self._adam:
+        if not self._averages:
             return {}
         if not self._count:
             self._make_room()
@@ -197,13 +197,13 @@ class MegatronSteps:
 
     def plain(self) -> dict[str, Any]:
         """Return the parts of the state other than tensors, by paths."""
-        return plain_state(self._param_groups, stateless=not self._adam)
+        return plain_state(self._param_groups, stateless=not self._averages)
 
     def pieces_read(self) -> None:
         """The pieces have other contents now: have the model compute with them."""
         self._count = int(self._saved_count)
         self.end_load()
-        if self._adam:
+        if self._averages:
             # As after a step: each rank has new numbers for its stretches, and the others get them from it.
             for part in self._parts:
                 part._copy_main_params_to_model_params()
@@ -224,7 +224,7 @@ class MegatronSteps:
 
     def _make_room(self) -> None:
         """Allocate averages of zeros, if the optimizer is one that has averages."""
-        if not self._adam:
+        if not self._averages:
             return
         for part in self._parts:
             for group in part.param_groups:
@@ -243,7 +243,7 @@ class MegatronSteps:
 
     def end_load(self) -> None:
         """All of it was given."""
-        if not self._adam:
+        if not self._averages:
             return
         for part in self._parts:
             for group in part.param_groups:
@@ -292,7 +292,7 @@ def wrap(head: MegatronHead, settings: OptimizerSettings) -> DistributedDataPara
         settings: The optimizer's settings.
     """
     buffers = DistributedDataParallelConfig(
-        grad_reduce_in_fp32=True, use_distributed_optimizer=_is_divided(settings)
+        grad_reduce_in_fp32=True, use_distributed_optimizer=settings.keeps_averages
     )
     return DistributedDataParallel(head.model.config, buffers, head)
 
@@ -316,10 +316,6 @@ def optimizer_config(settings: OptimizerSettings, rate: float, dtype: torch.dtyp
         clip_grad=settings.gradient_clip,
         bf16=dtype == torch.bfloat16,
         params_dtype=dtype,
-        use_distributed_optimizer=_is_divided(settings),
+        # Megatron divides Adam's state only.
+        use_distributed_optimizer=settings.keeps_averages,
     )
-
-
-def _is_divided(settings: OptimizerSettings) -> bool:
-    """Whether the optimizer's state is divided: Megatron does so for Adam only."""
-    return settings.kind == "adamw"

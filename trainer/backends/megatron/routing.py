@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from rollgym.trainer.backends.megatron.layout import Place, layers_of
+from rollgym.trainer.backends.megatron.layout import Place, layers_of_stage
 from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.backends.routing import UNKNOWN, by_layer, no_experts, taken_again
 
@@ -57,7 +57,7 @@ class RoutedLayers:
             pieces: Which of their tokens this rank computed.
             place: Where the rank is.
         """
-        layers = list(layers_of(self._layers, self._mesh, place.stage))
+        layers = list(layers_of_stage(self._layers, self._mesh, place.stage))
         own = torch.stack(
             [router.kept() for router in self._routers], dim=1
         )  # [tokens * rows, layers, taken]
@@ -97,7 +97,7 @@ class RoutedLayers:
         own = torch.cat([experts[:, piece.start : piece.stop] for piece in pieces], dim=1).transpose(0, 1)
         if self._divided:
             own = own.chunk(self._mesh.tensor)[place.tensor]
-        layers = layers_of(self._layers, self._mesh, place.stage)
+        layers = layers_of_stage(self._layers, self._mesh, place.stage)
         for router, layer in zip(self._routers, layers, strict=True):
             router.take(own[:, :, layer].flatten(0, 1))
 

@@ -25,7 +25,7 @@ Point = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartCurve:
     """One curve of a chart.
 
     Attributes:
@@ -78,7 +78,7 @@ def thinned(points: Sequence[Point], most: int = _MOST_POINTS) -> list[Point]:
 
 
 def line_chart(
-    lines: Sequence[Line], *, low: float | None = None, high: float | None = None, wide: bool = False
+    lines: Sequence[ChartCurve], *, low: float | None = None, high: float | None = None, wide: bool = False
 ) -> Markup:
     """Draw curves over training steps.
 
@@ -171,7 +171,9 @@ def short(value: float) -> str:
     return f"{value:.3g}" if size < 1000 else f"{value:,.0f}"
 
 
-def _scale(lines: Sequence[Line], low: float | None, high: float | None, width: int, height: int) -> Scale:
+def _scale(
+    lines: Sequence[ChartCurve], low: float | None, high: float | None, width: int, height: int
+) -> Scale:
     steps = [step for line in lines for step, _ in line.points if line.style != "level"]
     values = [value for line in lines for _, value in line.points]
     values += [bound for line in lines for pair in line.band or () for bound in pair]
@@ -198,7 +200,7 @@ def _grid(scale: Scale) -> Markup:
     return Markup("".join(lines))
 
 
-def _line(line: Line, scale: Scale) -> Markup:
+def _line(line: ChartCurve, scale: Scale) -> Markup:
     if line.style == "level":
         y = scale.y(line.points[0][1])
         return Markup(

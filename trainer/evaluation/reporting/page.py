@@ -15,7 +15,7 @@ from markupsafe import Markup
 from rollgym.clients.measuring.statistics import Interval, rate_difference
 from rollgym.clients.protocol.yaml_text import write_yaml
 from rollgym.trainer.core.run_metric import number_of_domain, pictures, span_of
-from rollgym.trainer.evaluation.reporting.charts import Line, Point, line_chart, short, stacked_chart
+from rollgym.trainer.evaluation.reporting.charts import ChartCurve, Point, line_chart, short, stacked_chart
 from rollgym.trainer.evaluation.reporting.episodes import episode_views, token_text
 from rollgym.trainer.evaluation.reporting.run_folder import Row, RunFolder, number
 from rollgym.trainer.records.run_metrics import RUN_METRICS
@@ -234,10 +234,10 @@ def _evaluation_set_chart(rows: Sequence[Row], evaluation_set: str) -> Markup:
         key = f"evaluate/{evaluation_set}/{mode}/success"
         measured = [row for row in rows if number(row, key) is not None]
         band = [(number(row, f"{key}_low") or 0.0, number(row, f"{key}_high") or 0.0) for row in measured]
-        lines.append(Line(mode, points(measured, key), band, style, colour))
+        lines.append(ChartCurve(mode, points(measured, key), band, style, colour))
     for colour, mode in ((3, "random"), (4, "blind")):
         if level := points(rows, f"evaluate/{evaluation_set}/{mode}/success"):
-            lines.append(Line(f"{mode} baseline", level[-1:], None, "level", colour))
+            lines.append(ChartCurve(f"{mode} baseline", level[-1:], None, "level", colour))
     return line_chart(lines, low=0.0, high=1.0, wide=True)
 
 
@@ -275,7 +275,7 @@ def _figures(rows: Sequence[Row], *, of_learning: bool = False) -> list[Figure]:
     figures = []
     for title, drawn in pictures(RUN_METRICS, of_learning=of_learning).items():
         lines = [
-            Line(label, points(rows, name), colour=colour)
+            ChartCurve(label, points(rows, name), colour=colour)
             for colour, (name, label) in enumerate(drawn.items())
         ]
         if chart := line_chart(lines):
@@ -295,7 +295,9 @@ def _others(rows: Sequence[Row]) -> list[Figure]:
             and not name.startswith(("domain/", "time/", "outcome/"))
         }
     )
-    figures = [Figure(name, line_chart([Line(name, points(rows, name))])) for name in names[:_MOST_OTHERS]]
+    figures = [
+        Figure(name, line_chart([ChartCurve(name, points(rows, name))])) for name in names[:_MOST_OTHERS]
+    ]
     return [figure for figure in figures if figure.chart]
 
 
@@ -360,7 +362,7 @@ def _domain_figure(rows: Sequence[Row]) -> Markup:
     if len(names) < 2:
         return Markup("")
     lines = [
-        Line(name, points(rows, f"domain/{name}/success"), colour=index % 8)
+        ChartCurve(name, points(rows, f"domain/{name}/success"), colour=index % 8)
         for index, name in enumerate(names[:8])
     ]
     return line_chart(lines, low=0.0, high=1.0, wide=True)

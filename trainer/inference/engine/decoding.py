@@ -36,7 +36,7 @@ class RequestStream:
 
 
 @dataclass(slots=True)
-class Row:
+class ReplyRow:
     """The row of one reply in flight.
 
     Attributes:
@@ -114,7 +114,7 @@ class ActiveBatch:
         self._cache_argument = cache_argument(model)
         self._last_logits = {"logits_to_keep": 1} if keeps_logits(model) else {}
         self.drawn: list[int] = []
-        self._rows: list[Row] = []
+        self._rows: list[ReplyRow] = []
         self._layers: Layers = []
         # How many of the cache's columns, counted from its right end, are real for each row.
         self._lengths: list[int] = []
@@ -134,7 +134,7 @@ class ActiveBatch:
         if self._rows:
             parts.append(self._decode())
         if admitted:
-            parts.append(self._prefill([Row.begun(request, self._grammars) for request in admitted]))
+            parts.append(self._prefill([ReplyRow.begun(request, self._grammars) for request in admitted]))
         logits = torch.cat(parts)
         mask_others(logits, self._rows)
         tokens, logprobs = draw_tokens(
@@ -179,7 +179,7 @@ class ActiveBatch:
             # The last token of a row is not in the cache: it is what the next step reads.
             self._prefill(rows, upto=-1)
 
-    def _prefill(self, rows: list[Row], upto: int | None = None) -> Tensor:
+    def _prefill(self, rows: list[ReplyRow], upto: int | None = None) -> Tensor:
         """Run whole prompts (and what was drawn so far), add them to the cache, return the last logits."""
         sequences = [(row.request.prompt_ids + row.ids)[:upto] for row in rows]
         whole = [(tuple(ids), row.request.images) for ids, row in zip(sequences, rows, strict=True)]
@@ -248,7 +248,7 @@ class ActiveBatch:
         )
         return output.logits[:, -1], _layers_of(self._model, cache)
 
-    def _join(self, rows: list[Row], layers: Layers, lengths: list[int]) -> None:
+    def _join(self, rows: list[ReplyRow], layers: Layers, lengths: list[int]) -> None:
         self._rows = [*self._rows, *rows]
         self._lengths = [*self._lengths, *lengths]
         if not self._layers:
@@ -348,7 +348,7 @@ def sampled_distribution(logits: Tensor, sampling: SamplingParams) -> Tensor:
     return logits.log_softmax(dim=-1)
 
 
-def mask_others(logits: Tensor, rows: Sequence[Row]) -> None:
+def mask_others(logits: Tensor, rows: Sequence[ReplyRow]) -> None:
     """Mask the logits of tokens that a row's grammar does not allow next, in place.
 
     Args:

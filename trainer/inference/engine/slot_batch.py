@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult
-from rollgym.trainer.inference.engine.decoding import Drawn, Row, draw_tokens, mask_others
+from rollgym.trainer.inference.engine.decoding import Drawn, ReplyRow, draw_tokens, mask_others
 from rollgym.trainer.inference.engine.slots import SlotModel, rounded, rounded_columns
 from rollgym.trainer.inference.engine.structured import Grammars
 from rollgym.trainer.models.pictures import image_tensors
@@ -36,7 +36,7 @@ Part = tuple[list["SlotRow"], Tensor]
 
 
 @dataclass(slots=True, eq=False)
-class SlotRow(Row):
+class SlotRow(ReplyRow):
     """The row of one reply in flight.
 
     Attributes:

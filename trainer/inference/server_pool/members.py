@@ -49,7 +49,7 @@ class PooledClient(InferenceClient, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Roster:
+class ServerRoster:
     """Names the servers of a pool whose members may change.
 
     Attributes:

@@ -23,7 +23,13 @@ from rollgym.trainer.inference.base import (
 from rollgym.trainer.inference.calls import all_or_cancel
 from rollgym.trainer.inference.errors import GONE, InferenceError, RequestRefusedError, StructuredOutputError
 from rollgym.trainer.inference.server_client.in_flight import PartialReply
-from rollgym.trainer.inference.server_pool.members import FAULTS, Member, PooledClient, PoolHealth, Roster
+from rollgym.trainer.inference.server_pool.members import (
+    FAULTS,
+    Member,
+    PooledClient,
+    PoolHealth,
+    ServerRoster,
+)
 from rollgym.trainer.inference.server_pool.upkeep import Check, PoolWatch, PoolWeights
 from rollgym.trainer.inference.servers.launch import RestartingServers
 
@@ -119,7 +125,7 @@ class ServerPool:
         attempts: int = 2,
         look_every_s: float = 5.0,
         say: Callable[[str], None] = lambda _: None,
-        roster: Roster | None = None,
+        roster: ServerRoster | None = None,
         starts: RestartingServers | None = None,
     ) -> None:
         self._servers = PoolHealth(

@@ -17,7 +17,7 @@ from rollgym.trainer.inference.errors import (
     WrongWeightsError,
     words_of,
 )
-from rollgym.trainer.inference.server_pool.members import Member, PoolHealth, Roster
+from rollgym.trainer.inference.server_pool.members import Member, PoolHealth, ServerRoster
 
 Check = Callable[[str, InferenceClient], Awaitable[object]]
 """Looks whether a server has the weights that it was sent; raises `RunError` if not."""
@@ -191,7 +191,7 @@ class PoolWatch:
     """
 
     def __init__(
-        self, servers: PoolHealth, weights: PoolWeights, look_every_s: float, roster: Roster | None
+        self, servers: PoolHealth, weights: PoolWeights, look_every_s: float, roster: ServerRoster | None
     ) -> None:
         self._servers = servers
         self._weights = weights

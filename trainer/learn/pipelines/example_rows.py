@@ -19,7 +19,7 @@ from rollgym.trainer.learn.distilling import with_teacher
 from rollgym.trainer.learn.pipelines.preferences import PreferenceRows
 from rollgym.trainer.rollout.prompts import ChatRenderer
 from rollgym.trainer.tasks.examples import (
-    Conversation,
+    ExampleConversation,
     Judged,
     Message,
     Pair,
@@ -40,7 +40,7 @@ class _Piece:
 
 
 def conversation_rows(
-    renderer: ChatRenderer, conversation: Conversation, roles: Collection[str] = _ASSISTANT
+    renderer: ChatRenderer, conversation: ExampleConversation, roles: Collection[str] = _ASSISTANT
 ) -> list[TrainRow]:
     """Return the rows of a conversation: one in all, or one for each learnt message if the template rewrites the past.
 
@@ -73,7 +73,7 @@ def conversation_rows(
     return [_row(renderer, _last_piece(renderer, conversation, number)) for number in wanted]
 
 
-def reply_row(renderer: ChatRenderer, conversation: Conversation) -> TrainRow:
+def reply_row(renderer: ChatRenderer, conversation: ExampleConversation) -> TrainRow:
     """Return the one row of a conversation that ends with a reply to its prompt.
 
     Raises:
@@ -88,7 +88,7 @@ def reply_row(renderer: ChatRenderer, conversation: Conversation) -> TrainRow:
     return rows[0]
 
 
-def _texts(renderer: ChatRenderer, conversation: Conversation, roles: Collection[str]) -> list[str]:
+def _texts(renderer: ChatRenderer, conversation: ExampleConversation, roles: Collection[str]) -> list[str]:
     """Return the beginnings of a conversation as text, from the empty one to the whole."""
     template, messages = renderer.template, conversation.messages
     spoken = 0
@@ -101,7 +101,7 @@ def _texts(renderer: ChatRenderer, conversation: Conversation, roles: Collection
 
 
 def _pieces(
-    renderer: ChatRenderer, conversation: Conversation, texts: Sequence[str], wanted: Collection[int]
+    renderer: ChatRenderer, conversation: ExampleConversation, texts: Sequence[str], wanted: Collection[int]
 ) -> list[_Piece]:
     pieces: list[_Piece] = []
     for number, message in enumerate(conversation.messages):
@@ -114,7 +114,7 @@ def _pieces(
 
 
 def _plain_pieces(
-    renderer: ChatRenderer, conversation: Conversation, wanted: Collection[int]
+    renderer: ChatRenderer, conversation: ExampleConversation, wanted: Collection[int]
 ) -> list[_Piece]:
     """Return texts joined, between the tokenizer's own start and end of a text."""
     pieces = [
@@ -126,7 +126,7 @@ def _plain_pieces(
     return [*(_Piece(renderer.token_text(each), learnt=False) for each in opening), *pieces]
 
 
-def _last_piece(renderer: ChatRenderer, conversation: Conversation, number: int) -> list[_Piece]:
+def _last_piece(renderer: ChatRenderer, conversation: ExampleConversation, number: int) -> list[_Piece]:
     """Return the pieces of a conversation up to one message, as the template shows it at that moment."""
     template, messages, tools = renderer.template, conversation.messages, conversation.tools
     message = messages[number]
@@ -155,7 +155,7 @@ def _last_piece(renderer: ChatRenderer, conversation: Conversation, number: int)
 
 def _block_pieces(
     renderer: ChatRenderer,
-    conversation: Conversation,
+    conversation: ExampleConversation,
     number: int,
     message: Message,
     before: str,
@@ -253,7 +253,7 @@ class ExampleRows:
         chosen = frozenset(roles)
         empty = _Oddity(_EMPTY)
 
-        def rendered(conversation: Conversation) -> list[TrainRow]:
+        def rendered(conversation: ExampleConversation) -> list[TrainRow]:
             rows = conversation_rows(self._renderer, conversation, chosen)
             empty.note(conversation.place, found=_has_empty_reply(conversation, chosen))
             if teacher_of is None:
@@ -277,7 +277,7 @@ class ExampleRows:
         """
         empty, same, unlike = _Oddity(_EMPTY), _Oddity(_SAME), _Oddity(_UNLIKE)
 
-        def rendered(conversation: Conversation) -> TrainRow:
+        def rendered(conversation: ExampleConversation) -> TrainRow:
             row = reply_row(self._renderer, conversation)
             return whole_text(row) if rewarded else row
 
@@ -412,7 +412,7 @@ _UNLIKE = "have another prompt before 'chosen' than before 'rejected', so that r
 _SAME = "have the same reply as 'chosen' and as 'rejected', of whose order nothing is learnt"
 
 
-def _has_empty_reply(conversation: Conversation, roles: Collection[str]) -> bool:
+def _has_empty_reply(conversation: ExampleConversation, roles: Collection[str]) -> bool:
     """Whether a message that is learnt says nothing and calls nothing."""
     return any(
         message["role"] in roles and not message["content"].strip() and not message.get("tool_calls")
@@ -428,7 +428,7 @@ def examples_of(rows: Sequence[TrainRow] | PreferenceRows) -> Sequence[Sequence[
     return [pair[:1] for pair in rows.rows] if rows.good else rows.rows
 
 
-def _answered_by(question: Judged, other: Judged) -> Conversation:
+def _answered_by(question: Judged, other: Judged) -> ExampleConversation:
     """Return a prompt with the reply of another example."""
     prompt, answer = question.reply, other.reply
     messages = (*prompt.messages[: prompt.learnt_from], *answer.messages[answer.learnt_from :])

@@ -23,7 +23,7 @@ from rollgym.trainer.records.checkpoint import RunState
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ExampleBatch:
     """The examples of one step.
 
     Attributes:
@@ -63,12 +63,12 @@ class ExampleBatches:
         self._tokens = tokens
         self._epoch: tuple[int, list[tuple[int, ...]]] = (-1, [])
 
-    def of_epochs(self, epochs: int) -> Iterator[Batch]:
+    def of_epochs(self, epochs: int) -> Iterator[ExampleBatch]:
         """Yield the batches of the first passes."""
         for epoch in range(epochs):
             parts = self._cut(epoch)
             for number, part in enumerate(parts, start=1):
-                yield Batch(epoch, part, number == len(parts))
+                yield ExampleBatch(epoch, part, number == len(parts))
 
     def steps(self, epochs: int) -> int:
         """Return how many batches the first passes are."""
@@ -76,7 +76,7 @@ class ExampleBatches:
             return epochs * -(-len(self._lengths) // self._size)
         return sum(len(self._cut(epoch)) for epoch in range(epochs))
 
-    def batch(self, step: int) -> Batch:
+    def batch(self, step: int) -> ExampleBatch:
         """Return the batch of a step, counted from 0."""
         epoch = 0
         if self._tokens is None:
@@ -84,7 +84,7 @@ class ExampleBatches:
         while True:
             parts = self._cut(epoch)
             if step < len(parts):
-                return Batch(epoch, parts[step], step == len(parts) - 1)
+                return ExampleBatch(epoch, parts[step], step == len(parts) - 1)
             step -= len(parts)
             epoch += 1
 
@@ -240,7 +240,7 @@ def weights_digest(models: Models) -> str:
     return digest.hexdigest()
 
 
-def in_parts(indices: range, size: int) -> Iterator[range]:
+def runs_of_indices(indices: range, size: int) -> Iterator[range]:
     """Yield indices in runs of at most `size`."""
     for start in range(indices.start, indices.stop, size):
         yield range(start, min(start + size, indices.stop))

@@ -18,7 +18,7 @@ from rollgym.trainer.algorithms.preference import (
 )
 from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainBackend, TrainRow
 from rollgym.trainer.backends.optimizer import SkippedSteps
-from rollgym.trainer.learn.pipelines.offline import in_parts
+from rollgym.trainer.learn.pipelines.offline import runs_of_indices
 from rollgym.trainer.learn.pipelines.sft import step_metrics
 
 _AT_ONCE = 256
@@ -78,7 +78,7 @@ def reference_sums(
         done: Called with the number of examples computed so far.
     """
     parts = []
-    for part in in_parts(range(len(examples.rows)), _AT_ONCE // 2):
+    for part in runs_of_indices(range(len(examples.rows)), _AT_ONCE // 2):
         parts.append(row_sums(scorer, examples.flat(part)).reshape(2, len(part)).T)
         done(part.stop)
     return torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.float64)

@@ -12,7 +12,7 @@ from rollgym.trainer.backends.base import MicroBatch, Scorer, StepReport, TrainB
 from rollgym.trainer.backends.optimizer import SkippedSteps
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.batches import trajectory_rows
-from rollgym.trainer.learn.pipelines.offline import ExampleBatches, in_parts
+from rollgym.trainer.learn.pipelines.offline import ExampleBatches, runs_of_indices
 from rollgym.trainer.records.trajectory import Trajectory
 
 _MEASURED_AT_ONCE = 256
@@ -98,7 +98,7 @@ class Imitation:
 def mean_output(scorer: Scorer, rows: Sequence[TrainRow]) -> float:
     """Return the mean of what a model gives of the marked tokens of rows, such as their log-probabilities."""
     total, tokens = 0.0, 0
-    for part in in_parts(range(len(rows)), _MEASURED_AT_ONCE):
+    for part in runs_of_indices(range(len(rows)), _MEASURED_AT_ONCE):
         chosen = [rows[index] for index in part]
         for row, line in zip(chosen, scorer.forward(chosen), strict=True):
             total += float(line[row.mask].double().sum())

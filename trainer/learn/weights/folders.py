@@ -27,7 +27,7 @@ class WeightFolderError(RunError):
     """The weights of a version cannot be written; the message says why and what to do."""
 
 
-class Layout(Protocol):
+class FolderLayout(Protocol):
     """What lies beside the weights in a model's folder, and under which names they stand there."""
 
     def write_beside(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class WeightFolders:
     """
 
     def __init__(
-        self, directory: Path, layout: Layout, shard_bytes: int = _GIB, seen_as: PurePath | None = None
+        self, directory: Path, layout: FolderLayout, shard_bytes: int = _GIB, seen_as: PurePath | None = None
     ) -> None:
         # A server's working directory is its own.
         self._directory = directory.absolute()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rollgym.envs.core.splits import split_of_text
 from rollgym.envs.verifiers.formats.environment import FAMILIES, FormatEnv
-from rollgym.envs.verifiers.formats.rules import RULES, Reply, rate, read_rules
+from rollgym.envs.verifiers.formats.rules import RULES, ReadReply, rate, read_rules
 from tests.support.form_answers import answer
 
 ENVIRONMENT = FormatEnv()
@@ -26,7 +26,7 @@ REPEATED = "a b c a b c a b c"
 
 
 def rated(response, rule, tokens=None, **arguments):
-    return rate(Reply(response, tokens), read_rules([{"rule": rule, **arguments}]))[0]
+    return rate(ReadReply(response, tokens), read_rules([{"rule": rule, **arguments}]))[0]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from rollgym.trainer.backends.megatron.conversion import (
 from rollgym.trainer.backends.megatron.layout import Place, length_multiple, pieces_of_row
 from rollgym.trainer.backends.megatron.weights import MegatronPieces
 from rollgym.trainer.backends.rank_group import MeshShape
-from rollgym.trainer.records.pieces import Box
+from rollgym.trainer.records.pieces import ArrayBox
 from tests.support.megatron_ranks import family_head
 
 MESHES = [
@@ -124,16 +124,16 @@ def test_stretches_of_all_ranks_are_boxes_that_tile_the_whole(family, role, mesh
 
 def test_a_stretch_of_rows_is_a_box_with_the_rest_of_a_row_at_either_end():
     block = Block(start=10, offset=(7, 100, 50), sizes=(1, 5, 4))
-    assert list(boxes(block, 0, 13)) == [Box(range(10, 13), (7, 100, 50), (1, 1, 3))]
+    assert list(boxes(block, 0, 13)) == [ArrayBox(range(10, 13), (7, 100, 50), (1, 1, 3))]
     assert list(boxes(block, 12, 25)) == [
-        Box(range(12, 14), (7, 100, 52), (1, 1, 2)),
-        Box(range(14, 22), (7, 101, 50), (1, 2, 4)),
-        Box(range(22, 25), (7, 103, 50), (1, 1, 3)),
+        ArrayBox(range(12, 14), (7, 100, 52), (1, 1, 2)),
+        ArrayBox(range(14, 22), (7, 101, 50), (1, 2, 4)),
+        ArrayBox(range(22, 25), (7, 103, 50), (1, 1, 3)),
     ]
-    assert list(boxes(block, 15, 16)) == [Box(range(15, 16), (7, 101, 51), (1, 1, 1))]
+    assert list(boxes(block, 15, 16)) == [ArrayBox(range(15, 16), (7, 101, 51), (1, 1, 1))]
     assert list(boxes(block, 30, 40)) == []
     bias = Block(start=10, offset=(7,), sizes=(5,))
-    assert list(boxes(bias, 12, 99)) == [Box(range(12, 15), (9,), (3,))]
+    assert list(boxes(bias, 12, 99)) == [ArrayBox(range(12, 15), (9,), (3,))]
 
 
 def test_what_several_ranks_hold_is_written_by_one_of_them():

@@ -9,7 +9,7 @@ from rollgym.trainer.backends.rank_group import MeshShape
 from rollgym.trainer.config.run import RunSettings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.models.division import check_layout
-from rollgym.trainer.run.models import check_backend
+from rollgym.trainer.run.models import check_trainable
 from rollgym.trainer.run.roles import mesh_shape
 from tests.support.megatron_ranks import family_head
 
@@ -24,7 +24,7 @@ def test_a_run_is_refused_before_it_begins(monkeypatch):
     monkeypatch.setattr(sys, "path", [])
     monkeypatch.setattr(sys, "meta_path", [])
     with pytest.raises(ConfigError, match=r"pip install .*\[megatron\]'"):
-        check_backend(run_with())
+        check_trainable(run_with())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_run_is_refused_before_it_begins(monkeypatch):
 def test_what_it_does_not_do_is_refused(changes, said, monkeypatch):
     monkeypatch.setattr("rollgym.trainer.run.models.find_spec", lambda name: object())
     with pytest.raises(ConfigError, match=said):
-        check_backend(run_with(**changes))
+        check_trainable(run_with(**changes))
 
 
 def test_the_mesh_of_a_run_is_the_ranks():

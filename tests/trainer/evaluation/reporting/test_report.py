@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from rollgym.trainer.cli import main
 from rollgym.trainer.evaluation.reporting import charts
 from rollgym.trainer.evaluation.reporting.charts import (
-    Line,
+    ChartCurve,
     line_chart,
     short,
     stacked_chart,
@@ -203,13 +203,13 @@ def test_curves_are_thinned_to_means():
 
 
 def test_a_curve_without_points_is_no_picture():
-    assert line_chart([Line("a", [])]) == ""
+    assert line_chart([ChartCurve("a", [])]) == ""
     assert stacked_chart(["a"], [], [[]]) == ""
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, 1.0], [-2.0, 3.0], [0.0, 0.0]])
 def test_points_stand_within_their_picture(values):
-    chart = line_chart([Line("a", list(enumerate(values)))])
+    chart = line_chart([ChartCurve("a", list(enumerate(values)))])
     numbers = re.findall(r'points="([^"]+)"', chart)[0].split()
     for pair in numbers:
         x, y = map(float, pair.split(","))

@@ -14,7 +14,7 @@ from rollgym.trainer.inference.errors import (
     WeightUpdateError,
     WrongWeightsError,
 )
-from rollgym.trainer.inference.server_pool.members import Member, Roster
+from rollgym.trainer.inference.server_pool.members import Member, ServerRoster
 from rollgym.trainer.inference.servers.launch import RestartingServers
 from tests.support.clock import clock, on_a_clock
 from tests.support.pool_servers import Server, Sleeper, pool_of, request, until
@@ -262,7 +262,7 @@ class FailingRoster:
 
 async def test_a_watch_that_ends_is_told_to_all_who_ask(servers, model):
     roster = FailingRoster()
-    async with asyncio.timeout(60), pool_of(servers, roster=Roster(roster.names, servers.get)) as pool:
+    async with asyncio.timeout(60), pool_of(servers, roster=ServerRoster(roster.names, servers.get)) as pool:
         await pool.sync(WeightsOf(model), 1)
         for server in servers.values():
             server.unplug()
@@ -289,7 +289,9 @@ class Named:
 
     def pool(self, **options):
         servers = {name: self.servers[name] for name in self.now}
-        return pool_of(servers, say=self.said.append, roster=Roster(self.names, self.servers.get), **options)
+        return pool_of(
+            servers, say=self.said.append, roster=ServerRoster(self.names, self.servers.get), **options
+        )
 
     def says(self, text):
         return sum(text in line for line in self.said)

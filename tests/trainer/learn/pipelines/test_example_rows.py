@@ -12,7 +12,7 @@ from rollgym.trainer.learn.pipelines.example_rows import ExampleRows, conversati
 from rollgym.trainer.learn.pipelines.offline import ExampleBatches
 from rollgym.trainer.learn.pipelines.preferences import PreferenceRows
 from rollgym.trainer.rollout.prompts import ChatRenderer
-from rollgym.trainer.tasks.examples import Conversation, read_conversations, read_judged, read_pairs
+from rollgym.trainer.tasks.examples import ExampleConversation, read_conversations, read_judged, read_pairs
 from tests.support.chat_templates import FAMILIES, tokenizer_of
 
 TALK = (
@@ -46,7 +46,7 @@ def learnt_texts(renderer, rows):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_replies_are_learnt_with_what_closes_them(family):
     renderer = renderer_of(family)
-    rows = conversation_rows(renderer, Conversation("row", TALK))
+    rows = conversation_rows(renderer, ExampleConversation("row", TALK))
     closing = renderer.token_text(renderer.end_of_turn_id)
     replies = [f"<think>left</think>Up{closing}", f"Down{closing}"]
     texts = learnt_texts(renderer, rows)
@@ -60,8 +60,8 @@ def test_what_closes_a_reply_is_learnt_where_it_pads_batches_too(family):
     plain, padding = renderer_of(family), tokenizer_of(family)
     padding.pad_token = plain.token_text(plain.end_of_turn_id)
     assert padding.pad_token_id == plain.end_of_turn_id
-    rows = conversation_rows(ChatRenderer(padding), Conversation("row", TALK))
-    expected = conversation_rows(plain, Conversation("row", TALK))
+    rows = conversation_rows(ChatRenderer(padding), ExampleConversation("row", TALK))
+    expected = conversation_rows(plain, ExampleConversation("row", TALK))
     for row, other in zip(rows, expected, strict=True):
         assert row.ids[row.mask].tolist() == other.ids[other.mask].tolist()
         assert row.ids[row.mask][-1] == padding.pad_token_id
@@ -70,7 +70,7 @@ def test_what_closes_a_reply_is_learnt_where_it_pads_batches_too(family):
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_what_is_read_is_the_prompt_that_the_policy_will_read(family):
     renderer = renderer_of(family)
-    first = Conversation("row", TALK[:3])
+    first = ExampleConversation("row", TALK[:3])
     (row,) = conversation_rows(renderer, first)
     prompt = renderer.prompt(list(TALK[:2]))
     start = int(row.mask.nonzero()[0, 0])
@@ -80,13 +80,13 @@ def test_what_is_read_is_the_prompt_that_the_policy_will_read(family):
 
 def test_roles_choose_what_is_learnt():
     renderer = renderer_of("qwen2.5")
-    rows = conversation_rows(renderer, Conversation("row", TALK), {"user", "system"})
+    rows = conversation_rows(renderer, ExampleConversation("row", TALK), {"user", "system"})
     assert learnt_texts(renderer, rows) == [["Play.<|im_end|>", "one<|im_end|>", "two<|im_end|>"]]
 
 
 def test_messages_of_the_prompt_are_never_learnt():
     renderer = renderer_of("llama-3")
-    rows = conversation_rows(renderer, Conversation("row", TALK, learnt_from=3))
+    rows = conversation_rows(renderer, ExampleConversation("row", TALK, learnt_from=3))
     assert learnt_texts(renderer, rows) == [["Down<|eot_id|>"]]
 
 
@@ -103,13 +103,13 @@ def test_calls_of_tools_are_learnt_as_the_template_writes_them():
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "", "tool_calls": [{"name": "look"}]},
     )
-    (row,) = conversation_rows(renderer, Conversation("row", talk))
+    (row,) = conversation_rows(renderer, ExampleConversation("row", talk))
     assert learnt_texts(renderer, [row])[0][0].strip() == "<call>look</call><|im_end|>"
 
 
 def test_nothing_to_learn_is_said_with_its_place():
     with pytest.raises(ConfigError, match=r"data set chats.jsonl, line 4: no message of assistant"):
-        conversation_rows(renderer_of("granite"), Conversation("chats.jsonl, line 4", TALK[:2]))
+        conversation_rows(renderer_of("granite"), ExampleConversation("chats.jsonl, line 4", TALK[:2]))
 
 
 def written(tmp_path, rows, name="rows.jsonl"):
@@ -408,7 +408,7 @@ def test_a_template_that_passes_over_tools_is_told_of_once():
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
     call = {"type": "function", "function": {"name": "look", "arguments": {}}}
     reply = {"role": "assistant", "content": "I look.", "tool_calls": [call]}
-    talk = Conversation("row", ({"role": "user", "content": "one"}, reply), tools=(tool,))
+    talk = ExampleConversation("row", ({"role": "user", "content": "one"}, reply), tools=(tool,))
     told: dict[bool, list[str]] = {True: [], False: []}
     for shows, heard in told.items():
         tokenizer = tokenizer_of("qwen2.5")
@@ -432,7 +432,7 @@ def test_a_template_that_passes_over_tools_is_told_of_once():
 
 
 def test_a_reply_of_a_pair_is_one_row_whatever_the_template():
-    row = reply_row(renderer_of("qwen3"), Conversation("row", TALK, learnt_from=4))
+    row = reply_row(renderer_of("qwen3"), ExampleConversation("row", TALK, learnt_from=4))
     assert row.ids.dtype == torch.int64
     assert int(row.mask.sum()) == len(renderer_of("qwen3").reply_ids("Down"))
 

@@ -8,7 +8,7 @@ import pytest
 
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.inference.server_client.client import ServerClient
-from rollgym.trainer.inference.server_pool.members import FileRoster, Roster
+from rollgym.trainer.inference.server_pool.members import FileRoster, ServerRoster
 from rollgym.trainer.inference.server_pool.pool import ServerPool
 from rollgym.trainer.learn.weights.folders import ModelLayout, WeightFolders
 from rollgym.trainer.learn.weights.publisher import WeightPublisher
@@ -68,7 +68,7 @@ async def following(folder, *servers, look_every_s=0.05, patience_s=20.0):
             check=check,
             look_every_s=look_every_s,
             say=listed.said.append,
-            roster=Roster(roster.names, meet),
+            roster=ServerRoster(roster.names, meet),
         )
         listed.publisher = WeightPublisher([listed.pool], folders, check)
         async with asyncio.timeout(90), listed.pool:
