@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,10 +16,6 @@ from rollgym.env_server.gateway.registering import Lineage
 from rollgym.env_server.sessions.replies import Reply
 from rollgym.env_server.sessions.sessions import Sessions
 from rollgym.version import __version__
-
-if TYPE_CHECKING:
-    pass
-
 
 _LIMITS = (
     "max_request_bytes",
