@@ -41,6 +41,8 @@ _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
 _SYSTEM: tuple[Message, ...] = ({"role": "system", "content": "Play."},)
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
+_LONGEST_KEPT = 4096
+"""Messages of up to so many characters are remembered with their ids: members of a group share many."""
 _LONG_PIECE = 512
 """Pieces of an agent's conversation longer than this, in characters, are cached by the caller, per episode."""
 
@@ -236,11 +238,14 @@ class ChatRenderer:
         return "".join(each if drawn else self.quote(each) for drawn, each in texts)
 
     def _said(self, messages: Sequence[Message]) -> _Said | None:
-        """Return messages as a cache finds them; None if they hold more than texts, or are not always written alike."""
+        """Return messages as a cache finds them; None if they are long, hold more than texts, or are never alike."""
         if self.template.writes_time:
             return None
         said = tuple([tuple(message.items()) for message in messages])
-        return said if all(type(each) is str for pairs in said for pair in pairs for each in pair) else None
+        texts = [each for pairs in said for pair in pairs for each in pair]
+        if not all([type(each) is str for each in texts]) or sum(map(len, texts)) > _LONGEST_KEPT:
+            return None
+        return said
 
     def _rendered_said(self, said: _Said, *, is_tail: bool) -> list[int]:
         messages = [dict(pairs) for pairs in said]
