@@ -243,7 +243,7 @@ class ChatRenderer:
             return None
         said = tuple([tuple(message.items()) for message in messages])
         texts = [each for pairs in said for pair in pairs for each in pair]
-        if not all([type(each) is str for each in texts]) or sum(map(len, texts)) > _LONGEST_KEPT:
+        if not all(type(each) is str for each in texts) or sum(map(len, texts)) > _LONGEST_KEPT:
             return None
         return said
 
