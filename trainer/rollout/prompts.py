@@ -41,8 +41,14 @@ _PROBE_TAILS: tuple[tuple[Message, ...], ...] = (
 _SYSTEM: tuple[Message, ...] = ({"role": "system", "content": "Play."},)
 _QUESTION: tuple[Message, ...] = ({"role": "user", "content": "x"},)
 _CACHE_SIZE = 8192
+_LONGEST_KEPT = 4096
+"""Conversations of up to so many characters are remembered with their ids: members of a group share many."""
 _LONG_PIECE = 512
 """Pieces of an agent's conversation longer than this, in characters, are cached by the caller, per episode."""
+
+
+_Spoken = tuple[tuple[tuple[str, str], ...], ...]
+"""A conversation of texts alone: the fields of each message."""
 
 
 class Prompt(NamedTuple):
@@ -94,6 +100,8 @@ class ChatRenderer:
         self._tokenizer = tokenizer
         self._vocabulary = vocabulary
         self._ids_of_text = lru_cache(maxsize=_CACHE_SIZE)(self._tokenize)
+        self._ids_of_spoken = lru_cache(maxsize=_CACHE_SIZE)(self._ids_of_key)
+        self._tells_time = "strftime_now" in str(tokenizer.chat_template)
         closing_ids = self._tokenize(self._tail_text((), generation_prompt=False))
         if not closing_ids:
             raise ConfigError(
@@ -127,6 +135,8 @@ class ChatRenderer:
         Raises:
             ConfigError: If it holds pictures, and the model sees none.
         """
+        if not tools and (key := self._key(messages)) is not None:
+            return Prompt(list(self._ids_of_spoken(key, tail=False)))
         ids = self._ids_of_text(self.template.text(messages, generation_prompt=True, tools=tools))
         return self._with_pictures(ids, messages)
 
@@ -156,8 +166,33 @@ class ChatRenderer:
             messages: The messages after the reply.
             last_id: Last id of the reply. If the policy closed its turn itself, the closing id is not repeated.
         """
+        if (key := self._key(messages)) is not None:
+            known = self._ids_of_spoken(key, tail=True)
+            return Prompt(known[1:] if last_id == self.end_of_turn_id else list(known))
         ids = self._ids_of_text(self._tail_text(messages))
         return self._with_pictures(ids[1:] if last_id == self.end_of_turn_id else ids, messages)
+
+    def _key(self, messages: Sequence[Message]) -> _Spoken | None:
+        """Return what tells a conversation from others; None if its ids are not remembered.
+
+        Those with parts, calls or pictures are not, and none of a template that writes the date.
+        """
+        if self._tells_time or not isinstance(self.pictures, str):
+            return None
+        characters = 0
+        for message in messages:
+            for value in message.values():
+                if type(value) is not str:
+                    return None
+                characters += len(value)
+        return tuple(tuple(message.items()) for message in messages) if characters <= _LONGEST_KEPT else None
+
+    def _ids_of_key(self, key: _Spoken, *, tail: bool) -> list[int]:
+        """Return the ids of a conversation by its key, or of it as what follows a reply."""
+        messages = [dict(pairs) for pairs in key]
+        return self._ids_of_text(
+            self._tail_text(messages) if tail else self.template.text(messages, generation_prompt=True)
+        )
 
     @property
     def vocabulary(self) -> int:

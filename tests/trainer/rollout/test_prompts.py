@@ -164,3 +164,71 @@ def test_a_text_that_spells_a_token_which_the_model_does_not_know_is_refused():
     tokenizer.chat_template = tokenizer.chat_template.replace("<|end|>", "<|added|>")
     with pytest.raises(ConfigError, match=message):
         ChatRenderer(tokenizer, vocabulary=known)
+
+
+class Counting:
+    """A tokenizer that counts how often its template writes a conversation."""
+
+    def __init__(self, template=CHAT_TEMPLATE):
+        self._tokenizer = build_tiny_tokenizer()
+        self._tokenizer.chat_template = template
+        self.written = 0
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *words, **named):
+        return self._tokenizer(*words, **named)
+
+    def apply_chat_template(self, *words, **named):
+        self.written += 1
+        return self._tokenizer.apply_chat_template(*words, **named)
+
+
+ASKED = [{"role": "system", "content": "Play."}, {"role": "user", "content": "P__\n_O_"}]
+
+
+def test_a_conversation_that_many_episodes_show_is_written_once():
+    tokenizer = Counting()
+    renderer = ChatRenderer(tokenizer)
+    first = [
+        renderer.prompt(ASKED),
+        renderer.tail(ASKED[1:], 0).ids,
+        renderer.tail(ASKED[1:], renderer.end_of_turn_id).ids,
+    ]
+    before = tokenizer.written
+    for ids in first:
+        ids.append(0)  # what a caller does with its own is not seen by others
+    equal = [dict(message) for message in ASKED]
+    again = [
+        renderer.prompt(equal),
+        renderer.tail(equal[1:], 0).ids,
+        renderer.tail(equal[1:], renderer.end_of_turn_id).ids,
+    ]
+    assert tokenizer.written == before
+    assert [ids[:-1] for ids in first] == again
+    assert again[0] == RENDERER.prompt(ASKED)
+    assert again[2] == again[1][1:]
+
+
+def test_conversations_that_differ_are_told_apart():
+    other = [ASKED[0], {"role": "assistant", "content": ASKED[1]["content"]}]
+    assert RENDERER.prompt(ASKED) != RENDERER.prompt(other)
+    assert RENDERER.prompt(ASKED) != RENDERER.tail(ASKED, 0).ids
+    assert RENDERER.prompt(ASKED) != ChatRenderer(Counting(WITH_TOOLS)).prompt(ASKED, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation"),
+    [
+        ("{#- strftime_now -#}" + CHAT_TEMPLATE, ASKED),
+        (CHAT_TEMPLATE, [{"role": "user", "content": "_O" * 4_000}]),
+    ],
+    ids=["a template that may write the date", "a long conversation"],
+)
+def test_what_may_change_or_is_long_is_written_each_time(template, conversation):
+    tokenizer = Counting(template)
+    renderer = ChatRenderer(tokenizer)
+    before = tokenizer.written
+    assert renderer.prompt(conversation) == renderer.prompt(conversation)
+    assert tokenizer.written == before + 2
