@@ -1,6 +1,8 @@
 """Runs of a small instruct model, side by side on one device until their time is over, and what each has learnt.
 
     python benchmarks/gpu/learning.py --seconds 270 --model FOLDER --work runs/learning --output learning.json
+    python benchmarks/gpu/learning.py --seed 1 ...                     # the same with another seed
+    python benchmarks/gpu/learning.py --rate 3 --only FrozenLake sums ...  # at three times their learning rate
 
 Each run begins with an evaluation, trains until two thirds of the time are over, is asked to end in order, and its last
 policy plays the evaluation set again.
@@ -12,15 +14,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from side_by_side import WITHOUT_BOARDS, last_line, records, start, tiny, wait
+import yaml
+from side_by_side import WITHOUT_BOARDS, last_line, records, said_of_health, start, tiny, wait
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = {
     "FrozenLake": "examples/pretrained/frozen_lake.yaml",
     "sums": "examples/pretrained/arithmetic.yaml",
     "Sokoban": "examples/pretrained/sokoban.yaml",
+    "WebShop": "examples/pretrained/webshop.yaml",
     "tools": "examples/pretrained/tools.yaml",
 }
+_BESIDE = tuple(f"evaluation.sets.{name}.episodes=64" for name in ("larger", "other_symbols", "frozen_lake"))
+OWN = {"Sokoban": _BESIDE}
+"""Settings of single runs: sets that nothing is trained on have fewer tasks, since time is short."""
 _CURVE = (
     "step",
     "rollout/success",
@@ -32,6 +39,8 @@ _CURVE = (
 )
 _POINTS = 20
 """Steps of a run that are kept in the results."""
+_LINES = 5
+"""Lines on a run's health that are kept."""
 
 
 def main() -> int:
@@ -42,10 +51,13 @@ def main() -> int:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=1.0, help="times the learning rates of the examples")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
     begun = time.monotonic()
-    folders = {name: options.work / name for name in RUNS}
+    folders = {name: options.work / name for name in options.only}
     steps = 2 if options.tiny else 100_000
     trained = wait(
         {
@@ -65,7 +77,14 @@ def main() -> int:
         time.monotonic() + 0.8 * left,
         0.1 * left,
     )
-    found = {name: _figures(folder, trained[name], measured.get(name)) for name, folder in folders.items()}
+    found = {
+        name: {
+            "seed": options.seed,
+            "rate": options.rate,
+            **_figures(folder, trained[name], measured.get(name)),
+        }
+        for name, folder in folders.items()
+    }
     options.output.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     print(json.dumps({name: {**each, "curve": None} for name, each in found.items()}, indent=1))
     return 0 if all(each["steps"] for each in found.values()) else 1
@@ -77,9 +96,14 @@ def words_of(name: str, folder: Path, steps: int, options: argparse.Namespace) -
     words += [
         f"output_dir={folder}",
         f"steps={steps}",
+        f"seed={options.seed}",
         "checkpoint={every: 1000, keep: 1, resume: auto}",
         *WITHOUT_BOARDS,
+        *OWN.get(name, ()),
     ]
+    if options.rate != 1.0:
+        optimizer = yaml.safe_load((ROOT / RUNS[name]).read_text(encoding="utf-8"))["optimizer"]
+        words.append(f"optimizer.learning_rate={options.rate * optimizer['learning_rate']:g}")
     return tiny(words) if options.tiny else words
 
 
@@ -99,6 +123,7 @@ def _figures(folder: Path, trained: int, measured: int | None) -> dict[str, Any]
         "eval_exit_code": measured,
         "steps": len(steps),
         "evaluated": evaluated,
+        "health": said_of_health(folder.with_suffix(".train.log"))[:_LINES],
         "last_words": [last_line(folder.with_suffix(f".{command}.log")) for command in ("train", "eval")],
         "curve": curve,
     }

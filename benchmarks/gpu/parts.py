@@ -120,14 +120,24 @@ def _beside_trl(lengths: str) -> Callable[[Place], Sequence[str]]:
     return command
 
 
-def _of_runs(script: str, name: str) -> Callable[[Place], Sequence[str]]:
+def _of_runs(
+    script: str, name: str, own: Sequence[str] = (), tiny: Sequence[str] = ()
+) -> Callable[[Place], Sequence[str]]:
+    """Return the command of a script of runs, with words of its own and others where there is no accelerator."""
+
     def command(place: Place) -> Sequence[str]:
-        words = ["--seconds", f"{place.seconds:.0f}", "--work", str(place.work / name)]
-        words += ["--output", str(place.result(name)), *(["--tiny"] if place.tiny else [])]
+        words = ["--seconds", f"{place.seconds:.0f}", "--work", str(place.work / name), *own]
+        words += ["--output", str(place.result(name)), *(["--tiny", *tiny] if place.tiny else [])]
         words += ["--model", str(place.model)] if place.model else []
         return (sys.executable, str(HERE / script), *words)
 
     return command
+
+
+def _seed(number: int) -> Part:
+    words = ("--seed", str(number))
+    command = _of_runs("learning.py", f"learning_{number}", words, ("--only", "FrozenLake"))
+    return Part(f"learning_{number}", f"the same, seed {number}", 270, 90, command, _needs_model)
 
 
 def _vllm(place: Place) -> Sequence[str]:
@@ -151,5 +161,23 @@ PARTS = (
         _needs_model,
     ),
     Part("backends", "a rank of each backend", 180, 60, _of_runs("backends.py", "backends"), _needs_model),
+    _seed(1),
+    _seed(2),
+    Part(
+        "learning_rate",
+        "FrozenLake at three times its learning rate: does it say so?",
+        120,
+        60,
+        _of_runs("learning.py", "learning_rate", ("--rate", "3", "--only", "FrozenLake")),
+        _needs_model,
+    ),
+    Part(
+        "preset",
+        "examples/presets/qwen2.5-0.5b-1gpu.yaml, a model of that shape of random weights",
+        240,
+        90,
+        _of_runs("preset.py", "preset"),
+        _needs_model,
+    ),
     Part("vllm", "vLLM beside the trainer", 240, 90, _vllm, _needs_vllm),
 )

@@ -88,3 +88,9 @@ def last_line(log: Path) -> str:
     """Return the last line that a program has said."""
     said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() if log.exists() else []
     return said[-1][:300] if said else ""
+
+
+def said_of_health(log: Path) -> list[str]:
+    """Return the lines in which a run says that it may learn nothing."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.exists() else []
+    return [line[line.index("health:") :][:300] for line in lines if "health:" in line]

@@ -34,7 +34,28 @@ def table(record: Mapping[str, Any]) -> str:
             f"| {name if not number else ''} | {case} | {said} |" for number, (case, said) in enumerate(rows)
         ]
     about = f"{record['device']}, Python {record['python']}, {versions}; commit {record['commit'][:8]}."
-    return f"{about}\n\n" + "\n".join(lines) + "\n"
+    return f"{about}\n\n`{record['command']}`\n\n" + "\n".join([*lines, *_curves(record["parts"])]) + "\n"
+
+
+def _curves(parts: Mapping[str, Any]) -> list[str]:
+    """Return a table of how success rose in the runs: of the episodes that were trained on, at some of the steps."""
+    lines = []
+    for name, found in parts.items():
+        if _ROWS.get(name) is not _learning:
+            continue
+        for run, each in found.get("figures", {}).items():
+            points = [(line["step"], line["rollout/success"]) for line in each["curve"]]
+            chosen = points[:: max(1, -(-len(points) // _POINTS))]
+            told = ", ".join(f"{step}: {success:.2f}" for step, success in chosen)
+            lines.append(f"| {name} | {run} | {told or 'no step'} |")
+    head = [
+        "",
+        "Success of the episodes of a step, by step:",
+        "",
+        "| part | run | curve |",
+        "| --- | --- | --- |",
+    ]
+    return [*head, *lines] if lines else []
 
 
 def _rows(name: str, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -88,8 +109,29 @@ def _learning(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             for key, value in line.items()
             if key.endswith("sampled/success")
         ]
-        said = ", ".join(f"step {step}: {value:.3f}" for step, _, value in measured)
-        yield name, f"{each['steps']} steps; success {said or 'not measured'}"
+        sets = {key for _, key, _ in measured}
+        told = [
+            (f"{key.split('/')[1]} " if len(sets) > 1 else "", step, value) for step, key, value in measured
+        ]
+        said = ", ".join(f"{of}step {step}: {value:.3f}" for of, step, value in told)
+        goal = f" (goal {_GOALS[name]})" if name in _GOALS and each.get("rate", 1.0) == 1.0 else ""
+        health = "".join(f"; {line.replace('|', '/')}" for line in each.get("health", [])[:1])
+        yield name, f"{each['steps']} steps; success {said or 'not measured'}{goal}{health}"
+
+
+def _preset(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    later = figures["later"]
+    yield (
+        f"sampled by {figures['sampled_by']}",
+        f"{figures['steps']} steps, the first in {figures['first_step_s']} s",
+    )
+    if later:
+        yield (
+            "a later step",
+            ", ".join(f"{name.partition('/')[2]} {value:.4g}" for name, value in later.items()),
+        )
+    if figures["device"]:
+        yield "what the device decided", json.dumps(figures["device"])[:160].replace("|", "/")
 
 
 def _backends(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -103,12 +145,25 @@ def _plain(figures: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield name, json.dumps(each)[:160].replace("|", "/")
 
 
+_GOALS = {
+    "FrozenLake": "0.60",
+    "Sokoban": "above 0.352 on `simple`",
+    "sums": "0.80",
+    "WebShop": "above the start",
+}
+"""Success on the held-out tasks that a run is to reach."""
+_POINTS = 10
+"""Steps of a curve that are shown."""
 _ROWS = {
     "training": _training,
     "sampling": _sampling,
     "beside_trl_equal": _beside_trl,
     "beside_trl_padded": _beside_trl,
     "learning": _learning,
+    "learning_1": _learning,
+    "learning_2": _learning,
+    "learning_rate": _learning,
+    "preset": _preset,
     "backends": _backends,
 }
 

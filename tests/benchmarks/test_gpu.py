@@ -101,6 +101,16 @@ def test_the_page_has_the_table_of_the_record(module):
     assert tables.page_of(text, record) == text, "python benchmarks/gpu/tables.py"
 
 
+def run_of(success, steps=40, rate=1.0, health=()):
+    """What learning.py writes of a run, with the success on each set before and after it."""
+    evaluated = [
+        {"step": step} | {f"evaluate/{name}/sampled/success": each[index] for name, each in success.items()}
+        for index, step in enumerate((0, steps))
+    ]
+    curve = [{"step": step, "rollout/success": (step - 1) / 40} for step in range(1, steps + 1, 4)]
+    return {"steps": steps, "rate": rate, "health": health, "evaluated": evaluated, "curve": curve[:10:2]}
+
+
 def test_a_record_becomes_a_table(module):
     found = {
         "tests": {"exit_code": 0, "seconds": 21.0},
@@ -132,9 +142,39 @@ def test_a_record_becomes_a_table(module):
                 }
             },
         },
+        "learning": {
+            "exit_code": 0,
+            "seconds": 9.0,
+            "figures": {
+                "FrozenLake": run_of({"lakes": [0.012, 0.391]}),
+                "Sokoban": run_of({"simple": [0.1, 0.4], "larger": [0.0, 0.0]}),
+                "tools": run_of({}, steps=0),
+            },
+        },
+        "learning_rate": {
+            "exit_code": 0,
+            "seconds": 9.0,
+            "figures": {
+                "FrozenLake": run_of(
+                    {"lakes": [0.012, 0.0]}, rate=3.0, health=["health: entropy fell", "more"]
+                )
+            },
+        },
+        "preset": {
+            "exit_code": 0,
+            "seconds": 9.0,
+            "figures": {
+                "sampled_by": "vLLM",
+                "steps": 3,
+                "first_step_s": 61.5,
+                "later": {"time/step_s": 20.25},
+                "device": {"compile": "inductor"},
+            },
+        },
         "vllm": {"not_run": "no program vllm"},
     }
     about = {
+        "command": "python benchmarks/gpu/run.py",
         "device": "H200",
         "python": "3.12",
         "versions": {"torch": "2.13"},
@@ -151,7 +191,20 @@ def test_a_record_becomes_a_table(module):
     assert "|  | fsdp2 | 3 of 3 steps; 0.50 s a step |" in lines
     assert "| sampling | 64 rows, slots | 12,000 tokens a second, 5.3 ms a step |" in lines
     assert "|  | 64 rows, generate | 975 tokens a second |" in lines
+    assert "| learning | FrozenLake | 40 steps; success step 0: 0.012, step 40: 0.391 (goal 0.60) |" in lines
+    sokoban = "simple step 0: 0.100, larger step 0: 0.000, simple step 40: 0.400, larger step 40: 0.000"
+    assert f"|  | Sokoban | 40 steps; success {sokoban} (goal above 0.352 on `simple`) |" in lines
+    assert "|  | tools | 0 steps; success not measured |" in lines
+    too_high = "40 steps; success step 0: 0.012, step 40: 0.000; health: entropy fell"
+    assert f"| learning_rate | FrozenLake | {too_high} |" in lines
+    assert "| preset | sampled by vLLM | 3 steps, the first in 61.5 s |" in lines
+    assert "|  | a later step | step_s 20.25 |" in lines
+    assert '|  | what the device decided | {"compile": "inductor"} |' in lines
     assert "| vllm |  | not run: no program vllm |" in lines
+    curve = "1: 0.00, 9: 0.20, 17: 0.40, 25: 0.60, 33: 0.80"
+    assert f"| learning | FrozenLake | {curve} |" in lines
+    assert "| learning | tools | no step |" in lines
+    assert "`python benchmarks/gpu/run.py`" in lines
     assert "old" not in lines
 
 
@@ -165,21 +218,26 @@ def test_where_torch_finds_no_accelerator_that_is_said_before_anything_runs(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_every_part_runs_where_there_is_no_accelerator(tmp_path):
     command = [
         sys.executable,
         str(FOLDER / "run.py"),
         "--tiny",
         "--minutes",
-        "9",
+        "14",
         "--output",
         str(tmp_path / "out"),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=560, cwd=tmp_path)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=860, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     parts = json.loads((tmp_path / "out/gpu.json").read_text())["parts"]
     ran = {name: found for name, found in parts.items() if "not_run" not in found}
     assert set(parts) - set(ran) <= {"beside_trl_equal", "beside_trl_padded", "vllm"}, parts
     assert all(found["exit_code"] == 0 for found in ran.values())
-    assert ran["learning"]["figures"]["FrozenLake"]["eval_exit_code"] == 0
+    assert all(each["eval_exit_code"] == 0 for each in ran["learning"]["figures"].values())
+    assert set(ran["learning"]["figures"]) == {"FrozenLake", "sums", "Sokoban", "WebShop", "tools"}
+    assert [ran[name]["figures"]["FrozenLake"]["seed"] for name in ("learning_1", "learning_2")] == [1, 2]
+    assert ran["learning_rate"]["figures"]["FrozenLake"]["rate"] == 3.0
+    assert ran["preset"]["figures"]["steps"] == 3
     assert ran["training"]["figures"]["results"]["sdpa"]["tokens_per_s"] > 0

@@ -104,3 +104,19 @@ def test_a_run_whose_episodes_are_all_paid_alike_ends_and_can_go_on(url, tmp_pat
     code, said = run(url, tmp_path, capsys, *resumed, reward="nothing", max_steps_without_learning=None)
     assert code == 0, said
     assert "health: steps 1 to 4 had nothing to learn from" in said
+
+
+def test_a_learning_rate_that_is_too_high_is_noticed(url, tmp_path, capsys):
+    settings = (
+        "algorithm={preset: grpo, kl: {coefficient: 0.0}}",
+        "steps=6",
+        "optimizer={learning_rate: 0.5}",
+    )
+    code, said = run(url, tmp_path, capsys, *settings, reward="a_little", groups_per_step=4, group_size=4)
+    assert "health: entropy fell from" in said, (code, said)
+    assert "optimizer.learning_rate may be too high" in said
+
+
+def a_little(trajectory):
+    """Rewards differ, and say nothing of what is right."""
+    return [0.1 * trajectory.member] * len(trajectory.turns)

@@ -216,7 +216,10 @@ class TorchBackend:
 
     def not_finite(self) -> list[str]:
         """Return the names of the weights that hold anything but finite numbers."""
-        return [name for name, each in self._head.model.named_parameters() if not bool(each.isfinite().all())]
+        names, weights = zip(*self._head.model.named_parameters(), strict=True)
+        # One transfer from the device, and not one for each weight.
+        finite = torch.stack([each.isfinite().all() for each in weights]).tolist()
+        return [name for name, whole in zip(names, finite, strict=True) if not whole]
 
     def save(self, directory: Path) -> None:
         """Write the model in Hugging Face layout, adapters added to the weights."""

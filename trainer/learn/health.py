@@ -19,6 +19,10 @@ _ZERO = 1e-9
 _FIRST_STEPS = 4
 """Steps at the beginning of a run that later ones are compared with."""
 
+_EARLY_STEPS = 10
+_FALLEN = 0.05
+"""Part of its first value that entropy may fall to in so many steps; a policy that learns solves more by then."""
+
 
 @dataclass(frozen=True, slots=True)
 class NoLearningReason:
@@ -49,6 +53,10 @@ SKIPPED = NoLearningReason(
 COLLAPSED = NoLearningReason(
     "entropy is gone and all episodes of a group have the same replies",
     "where it does worse than before, begin again from an earlier checkpoint with a lower optimizer.learning_rate",
+)
+TOO_FAST = NoLearningReason(
+    "entropy was lost in the first steps, before more episodes were solved, and episodes are paid alike",
+    "begin again with a third of optimizer.learning_rate",
 )
 NO_ADVANTAGE = NoLearningReason(
     "every advantage is 0, since episodes that are compared were paid alike",
@@ -161,6 +169,8 @@ class RunHealth:
         self._first: list[tuple[float, float]] = []
         self._row: list[tuple[float, float]] = []
         self._sign: NoLearningReason | None = None
+        self._entropy: float | None = None
+        self._fell = False
         self._steps = self._updated = self._solved = 0
 
     def take_up(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -183,7 +193,14 @@ class RunHealth:
         Returns:
             `health/steps_without_learning`: how many steps in a row, this one the last, had nothing to learn from.
         """
+        fell_before = self._fell
         sign = self._follow(metrics)
+        if self._fell and not fell_before:
+            self._say(
+                f"health: entropy fell from {self._entropy:.3g} to {metrics['policy/entropy']:.3g} by step {step + 1}, "
+                f"and no more episodes are solved than at first: optimizer.learning_rate may be too high "
+                f"({TOO_FAST.remedy})"
+            )
         if sign is not None:
             total, in_a_row = self._told[sign.reason], len(self._row)
             # The first ones, and ever more rarely after them: many runs have such a step now and then.
@@ -222,6 +239,9 @@ class RunHealth:
 
     def _follow(self, metrics: Mapping[str, Any]) -> NoLearningReason | None:
         sign = sign_of(metrics, self._learning)
+        self._watch_entropy(metrics)
+        if self._fell and sign in (COLLAPSED, NO_ADVANTAGE, PAID_ALIKE):
+            sign = TOO_FAST
         played = tuple(_number(metrics, f"rollout/{name}") or 0.0 for name in ("success", "reward"))
         self._steps += 1
         self._updated += bool(_number(metrics, "policy/optimizer_steps"))
@@ -237,10 +257,23 @@ class RunHealth:
             self._told[sign.reason] += 1
         return sign
 
+    def _watch_entropy(self, metrics: Mapping[str, Any]) -> None:
+        """Note whether entropy falls in the first steps to almost nothing, while no more episodes are solved."""
+        entropy = _number(metrics, "policy/entropy")
+        if entropy is None or not self._learning.rewards or self._steps >= _EARLY_STEPS:
+            return
+        self._entropy = self._entropy or entropy
+        solved = _number(metrics, "rollout/success") or 0.0
+        at_first = self._first[0][0] if self._first else solved
+        self._fell = self._fell or (entropy < _FALLEN * self._entropy and solved <= at_first < 1.0)
+
     def _improved(self) -> bool:
-        """Whether episodes are better than at first: solved more often, or, if none is ever solved, rewarded more."""
+        """Whether episodes are better than at first: solved more often, or, if none is ever solved, rewarded more.
+
+        Where entropy was lost at once, more reward is what unreadable replies cost: there, that is not better.
+        """
         first, now = _means(self._first), _means(self._row)
-        place = 0 if first[0] or now[0] else 1
+        place = 0 if first[0] or now[0] or self._fell else 1
         return now[place] > first[place]
 
 

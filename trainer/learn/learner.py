@@ -84,9 +84,7 @@ def _mismatch(
     names = sorted(set(domains))
     domain = torch.tensor([names.index(each) for each in domains]).repeat_interleave(tokens)
     parts = {f"domain/{name}": domain == index for index, name in enumerate(names)}
-    sampled_by = [
-        torch.tensor(batch.rows[index].versions)[row.mask] for row, index in zip(rows, indices, strict=True)
-    ]
+    sampled_by = [batch.rows[index].sampled_by()[row.mask] for row, index in zip(rows, indices, strict=True)]
     behind = (version - torch.cat(sampled_by)).clamp(0, len(_LAGS) - 1)
     if bool(behind.any()):
         parts |= {name: behind == lag for lag, name in enumerate(_LAGS)}
@@ -101,7 +99,7 @@ def _free(row: TrainRow, batch: EpisodeBatch, index: int) -> Tensor:
     own = batch.rows[index]
     turns = batch.trajectories[own.trajectory].turns
     structured = [number for number, turn in enumerate(turns) if turn.structured]
-    drawn_in = torch.tensor(own.turn_index)[row.mask]
+    drawn_in = own.turns()[row.mask]
     return ~torch.isin(drawn_in, torch.tensor(structured, dtype=drawn_in.dtype))
 
 
@@ -267,7 +265,7 @@ class Learner:
         free = [replace(row, experts=None) for row in rows]
         reference = self._forward(self._models.reference, free) if settings.needs_reference else None
         values = self._forward(self._models.critic, free) if settings.estimates_values else None
-        turns = [torch.tensor(row.turn_index) for row in batch.rows]
+        turns = [row.turns() for row in batch.rows]
         row_batch = RowBatch(
             trajectory=torch.tensor([row.trajectory for row in batch.rows]),
             mask=batch.mask,
@@ -379,7 +377,7 @@ class Learner:
         """Return how far each token is on the way from the policy that sampled it to the one that is trained."""
         if self._settings.proximal != "interpolated":
             return None
-        return [version_shares(torch.tensor(row.versions), version + 1) for row in batch.rows]
+        return [version_shares(row.sampled_by(), version + 1) for row in batch.rows]
 
     def _left_out(self, why: str) -> dict[str, float]:
         """Note that no step of an update can be taken."""

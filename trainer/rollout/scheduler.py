@@ -110,6 +110,17 @@ class RolloutScheduler:
             self._tasks[task] = index
             task.add_done_callback(partial(self._group_ended, slots))
 
+    def begin_early(self, version: int) -> None:
+        """Start the groups of the next step, or of later ones, while the step before is written down.
+
+        In deterministic mode they wait for `next_groups`: an evaluation comes first, and shares batches with none.
+
+        Args:
+            version: The policy version that plays them.
+        """
+        if self._plan.replace_at_once:
+            self.admit(version)
+
     async def next_groups(self, version: int) -> StepGroups:
         """Return the groups of the next training step, chosen oldest finished first.
 

@@ -1,6 +1,7 @@
 """Rows are views of the record: same tokens, same log-probabilities, each reply trained on once."""
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -63,6 +64,18 @@ def test_an_unbroken_episode_is_one_row_or_one_row_a_turn(replies):
     assert len(steps) == len(replies)
     # What the policy read at its last turn is all that came before.
     assert steps[-1].ids == trajectory.segments[0].ids
+
+
+@given(replies=episodes)
+def test_tensors_hold_what_the_lists_do(replies):
+    for build in (trajectory_rows, step_rows):
+        for row in build(0, trajectory_of(replies)):
+            tensors = row.tensors()
+            assert torch.equal(tensors.ids, torch.tensor(row.ids))
+            assert torch.equal(tensors.mask, torch.tensor(row.mask))
+            assert torch.equal(row.behaviour(), torch.tensor(row.behaviour_logprobs))
+            assert torch.equal(row.turns(), torch.tensor(row.turn_index))
+            assert torch.equal(row.sampled_by(), torch.tensor(row.versions))
 
 
 def test_versions_of_an_episode_that_spans_updates():

@@ -149,6 +149,71 @@ def test_a_run_whose_rewards_have_risen_goes_on_where_nothing_is_ever_solved():
         Followed().go(10, **unsolved).go(30, **unsolved, **NO_ADVANTAGE, **{"rollout/reward": 0.3})
 
 
+# Every other step of SmolLM2's FrozenLake runs on one H200, from the first one on: entropy, success and reward.
+AT_6E_5 = [
+    (1.7797, 0.0, -0.1562),
+    (0.0239, 0.0, -0.0016),
+    (0.0145, 0.0, 0.0),
+    (0.0119, 0.0, 0.0),
+    (0.0183, 0.0, 0.0),
+    (0.0771, 0.0, 0.0),
+    (0.1381, 0.0, 0.0),
+]
+AT_2E_5 = [
+    (1.8194, 0.0, -0.1562),
+    (0.7809, 0.0, -0.0531),
+    (0.3948, 0.0078, -0.0047),
+    (0.3445, 0.0156, 0.0133),
+    (0.4076, 0.3672, 0.3656),
+    (0.359, 0.3828, 0.382),
+    (0.3291, 0.3203, 0.3203),
+]
+
+
+def follow(run, steps):
+    for entropy, success, reward in steps:
+        alike = {} if reward or success else PAID_ALIKE | NO_ADVANTAGE
+        run.go(
+            1, **{"policy/entropy": entropy, **alike, "rollout/success": success, "rollout/reward": reward}
+        )
+
+
+def test_a_learning_rate_that_is_too_high_is_told_at_once_and_ends_the_run():
+    run = Followed(limit=5)
+    with pytest.raises(NothingToLearnError, match=r"5 steps in a row .* a third of optimizer\.learning_rate"):
+        follow(run, AT_6E_5)
+    first, second = run.said[:2]
+    assert first.startswith(
+        "health: entropy fell from 1.78 to 0.0239 by step 2, and no more episodes are solved"
+    )
+    assert "optimizer.learning_rate may be too high" in first
+    assert second.startswith("health: step 3 had nothing to learn from: entropy was lost in the first steps")
+    assert sum("entropy fell" in line for line in run.said) == 1
+
+
+def test_one_that_is_not_is_not_told():
+    run = Followed(limit=5)
+    follow(run, AT_2E_5)
+    assert run.said == []
+
+
+@pytest.mark.parametrize("success", [0.9, 1.0])
+def test_a_policy_whose_entropy_goes_since_it_has_learnt_is_not_told(success):
+    run = Followed(limit=5).go(1, **{"rollout/success": 0.3})
+    run.go(30, **{"policy/entropy": 0.001, "rollout/success": success})
+    later = Followed(limit=5).go(20).go(5, **{"policy/entropy": 0.001})
+    solved = Followed(limit=5).go(5, **{"policy/entropy": 1.0, "rollout/success": 1.0})
+    solved.go(3, **{"policy/entropy": 0.01, "rollout/success": 1.0})
+    assert run.said == later.said == solved.said == []
+
+
+def test_a_resumed_run_knows_that_its_entropy_fell():
+    earlier = [WELL | {"policy/entropy": 2.0}, WELL | {"policy/entropy": 0.01}]
+    run = Followed(limit=None, earlier=earlier).go(1, **PAID_ALIKE)
+    assert len(run.said) == 1
+    assert "a third of optimizer.learning_rate" in run.said[0]
+
+
 def test_a_resumed_run_counts_on():
     earlier = [{"step": 0, "evaluate/held_out/success": 0.5}, *[WELL | PAID_ALIKE | {"step": 1}] * 4]
     with pytest.raises(NothingToLearnError, match="5 steps in a row"):

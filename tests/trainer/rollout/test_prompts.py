@@ -188,3 +188,48 @@ def test_equal_messages_are_rendered_once_unless_the_template_writes_the_date(mo
         assert prompts[1] == prompts[2] == read(messages).ids
     assert renderer.tail(messages, renderer.end_of_turn_id).ids == renderer.tail(messages, 0).ids[1:]
     assert renderer.read([*messages, {"role": "user", "content": "Up?"}]).ids != renderer.read(messages).ids
+
+
+class Counting:
+    """A tokenizer that counts how often its template writes a conversation."""
+
+    def __init__(self, template=CHAT_TEMPLATE):
+        self._tokenizer = build_tiny_tokenizer()
+        self._tokenizer.chat_template = template
+        self.written = 0
+
+    def __getattr__(self, name):
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *words, **named):
+        return self._tokenizer(*words, **named)
+
+    def apply_chat_template(self, *words, **named):
+        self.written += 1
+        return self._tokenizer.apply_chat_template(*words, **named)
+
+
+ASKED = [{"role": "system", "content": "Play."}, {"role": "user", "content": "P__\n_O_"}]
+
+
+def test_conversations_that_differ_are_told_apart():
+    other = [ASKED[0], {"role": "assistant", "content": ASKED[1]["content"]}]
+    assert RENDERER.prompt(ASKED) != RENDERER.prompt(other)
+    assert RENDERER.prompt(ASKED) != RENDERER.tail(ASKED, 0).ids
+    assert RENDERER.prompt(ASKED) != ChatRenderer(Counting(WITH_TOOLS)).prompt(ASKED, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation"),
+    [
+        ("{#- strftime_now -#}" + CHAT_TEMPLATE, ASKED),
+        (CHAT_TEMPLATE, [{"role": "user", "content": "_O" * 4_000}]),
+    ],
+    ids=["a template that may write the date", "a long conversation"],
+)
+def test_what_may_change_or_is_long_is_written_each_time(template, conversation):
+    tokenizer = Counting(template)
+    renderer = ChatRenderer(tokenizer)
+    before = tokenizer.written
+    assert renderer.prompt(conversation) == renderer.prompt(conversation)
+    assert tokenizer.written == before + 2

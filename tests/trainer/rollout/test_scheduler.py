@@ -168,6 +168,26 @@ async def test_rollouts_run_ahead_by_max_staleness_steps():
     await scheduler.close()
 
 
+@pytest.mark.parametrize("deterministic", [False, True])
+async def test_the_next_groups_may_start_while_a_step_is_written_down(deterministic):
+    begun = []
+
+    async def play(task, member, attempt):
+        begun.append(task.index)
+        return await solved(task, member, attempt)
+
+    scheduler = scheduler_of(play, groups=2, size=1, replace_at_once=not deterministic)
+    for group in (await scheduler.next_groups(version=0)).kept:
+        scheduler.release(group)
+    scheduler.begin_early(version=1)
+    assert scheduler.window.untrained == (() if deterministic else (2, 3))
+    groups = (await scheduler.next_groups(version=1)).kept
+    assert [group.index for group in groups] == [2, 3]
+    assert [group.admitted_version for group in groups] == [1, 1]
+    assert begun == [0, 1, 2, 3], "none starts twice"
+    await scheduler.close()
+
+
 async def test_an_error_that_replaying_cannot_mend_ends_the_run():
     async def play(task, member, attempt):
         raise ValueError("bad kwargs")

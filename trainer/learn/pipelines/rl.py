@@ -7,13 +7,14 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from rollgym.trainer.algorithms.credit import select_groups
 from rollgym.trainer.algorithms.selection import refills
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.core.console import RunConsole
-from rollgym.trainer.core.shutdown import GracefulShutdown
+from rollgym.trainer.core.shutdown import GracefulShutdown, run_shielded
 from rollgym.trainer.inference.base import InferenceClient
 from rollgym.trainer.learn.batches import EpisodeBatch, RowBuilder, episode_batch, turns_of
 from rollgym.trainer.learn.health import RunHealth, episode_health
@@ -96,14 +97,15 @@ async def train(
 ) -> RunState:
     """Train until `steps` and return the run's state.
 
-    Each step: take finished groups, choose among them, update, publish the weights, let new groups start. Whatever
-    ends the loop before its time, the last whole step is saved.
+    Each step: take finished groups, choose among them, update, publish the weights, let new groups start, and write
+    down what happened while they play. Whatever ends the loop before its time, the last whole step is saved.
 
     Raises:
         NothingToLearnError: If nothing was learnt for too long, or in all of the run.
     """
     saved, whole = state.step, True
     last_ended: float | None = None
+    writing = _Writing()
     try:
         for step in range(state.step, steps):
             clock = _StepClock(last_ended, parts.client.counters.tokens_generated)
@@ -112,7 +114,8 @@ async def train(
             with shutdown.deferred():
                 whole = False
                 metrics = await _update(parts, groups, step, state.version, clock)
-                last_ended = await _record(parts, groups, step, metrics, clock)
+                plays = None if step + 1 == steps else state.version + 1
+                last_ended = await _record(parts, groups, step, metrics, clock, plays, writing)
                 window = parts.scheduler.window
                 state = RunState(
                     step + 1,
@@ -125,6 +128,7 @@ async def train(
                 whole = True
             if checkpoint_every and state.step % checkpoint_every == 0:
                 with shutdown.deferred():
+                    await writing.settled()
                     await parts.saver.save(state)
                     saved = state.step
             await evaluate(state.step)
@@ -132,10 +136,39 @@ async def train(
             parts.health.check()
         parts.health.check_whole()
     finally:
-        if whole and state.step > saved:
-            await parts.saver.save(state)
-        await parts.saver.settled()
+        try:
+            await writing.settled()
+        finally:
+            if whole and state.step > saved:
+                await parts.saver.save(state)
+            await parts.saver.settled()
     return state
+
+
+class _Writing:
+    """Writes the episodes of a step in a thread while the next step is under way."""
+
+    def __init__(self) -> None:
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, work: Callable[[], None]) -> None:
+        """Begin to write, once what was begun before is written; what went wrong with that is raised here."""
+        await self.settled()
+        self._task = asyncio.create_task(asyncio.to_thread(work))
+
+    async def settled(self) -> None:
+        """Wait until all that was begun is written.
+
+        Raises:
+            WriteError: If it could not be.
+        """
+        task, self._task = self._task, None
+        if task is not None:
+            await run_shielded(_result(task))
+
+
+async def _result(task: asyncio.Task[None]) -> None:
+    await task
 
 
 class _StepClock:
@@ -164,7 +197,7 @@ async def _update(
 ) -> dict[str, float]:
     """Train on groups, publish the weights, let new groups start, and return the step's metrics."""
     kept = await choose_groups(parts, groups.kept)
-    batch = episode_batch(kept, parts.build_rows)
+    batch = await asyncio.to_thread(episode_batch, kept, parts.build_rows)
 
     # Episodes of later steps, if any are allowed, run meanwhile.
     async with parts.updating(), parts.resident():
@@ -184,9 +217,25 @@ async def _update(
 
 
 async def _record(
-    parts: Parts, step_groups: StepGroups, step: int, metrics: dict[str, float], clock: _StepClock
+    parts: Parts,
+    step_groups: StepGroups,
+    step: int,
+    metrics: dict[str, float],
+    clock: _StepClock,
+    plays: int | None,
+    writing: _Writing,
 ) -> float:
-    """Write down what happened in a step, and return when it ended."""
+    """Let new groups start, write down what happened in a step, and return when it ended.
+
+    Args:
+        parts: The loop's.
+        step_groups: The groups of the step.
+        step: The step.
+        metrics: What is known of it.
+        clock: Its clock.
+        plays: The version that plays the new groups; None after the last step, when none is to start.
+        writing: Writes the episodes, which the next step does not wait for.
+    """
     groups = step_groups.played
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
     dropped = parts.scheduler.take_dropped()
@@ -194,14 +243,16 @@ async def _record(
     metrics |= parts.backpressure()
     if parts.log_replay is not None:
         metrics |= {f"rollout_log/{name}": float(count) for name, count in parts.log_replay.counters.items()}
-    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped]) | episode_health(groups)
     if parts.curriculum is not None:
         solved: dict[str, list[bool]] = {}
         for trajectory in trajectories:
             solved.setdefault(trajectory.task.domain, []).append(trajectory.success)
         metrics |= parts.curriculum.follow(step, solved, parts.scheduler.window.next_index)
+    if plays is not None:
+        parts.scheduler.begin_early(plays)
+    metrics |= response_metrics(trajectories) | outcome_metrics([*groups, *dropped]) | episode_health(groups)
     metrics |= episode_times(trajectories) | domain_metrics(groups, dropped) | memory_metrics()
-    parts.tracker.episodes(step, groups)
+    await writing.begin(partial(parts.tracker.episodes, step, groups))
     if parts.tracker.wants_digests:
         async with parts.resident():
             digest = await asyncio.to_thread(digests, groups, parts.models)
