@@ -42,7 +42,7 @@ from rollgym.trainer.backends.base import EntropyMode, LossFunction, StepReport,
 from rollgym.trainer.backends.torch_backend import TorchBackend  # noqa: E402
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult  # noqa: E402
 from rollgym.trainer.inference.engine import torch_engine  # noqa: E402
-from rollgym.trainer.inference.engine.decoding import Drawn, Row  # noqa: E402
+from rollgym.trainer.inference.engine.decoding import Drawn, ReplyRow  # noqa: E402
 from rollgym.trainer.learn.pipelines import rl  # noqa: E402
 from rollgym.trainer.learn.step_metrics import StepTimes  # noqa: E402
 from rollgym.trainer.models.tiny import END, build_tiny_tokenizer  # noqa: E402
@@ -121,14 +121,14 @@ class PacedRows:
         blank = tokenizer.encode(" ", add_special_tokens=False)
         replies = [tokenizer.encode(move, add_special_tokens=False) for move in MOVES]
         self._replies = [[*ids, *blank * (TOKENS - 1 - len(ids)), end] for ids in replies]
-        self._rows: list[Row] = []
+        self._rows: list[ReplyRow] = []
         self.drawn: list[int] = []
         self.is_released = False
 
     def advance(self, admitted: Sequence[GenerationRequest], version: int) -> list[tuple[int, Drawn]]:
         """Draw a token of every row."""
         decodes = bool(self._rows)
-        self._rows += [Row.begun(request, None) for request in admitted]
+        self._rows += [ReplyRow.begun(request, None) for request in admitted]
         DEVICE.take(decodes * self.pace.decode_s + bool(admitted) * self.pace.prompts_s)
         finished = []
         self.drawn = []
