@@ -295,6 +295,7 @@ class Run:
                 resident=self.turns.resident,
             ),
             resident=self.turns.resident,
+            begins_early=not settings.cluster.offload,
             updating=self.players.updating,
             log_replay=self.log_replay,
             curriculum=curriculum,

@@ -65,6 +65,8 @@ class Parts:
         curriculum: Receives each step's successes, if the shares of domains depend on them.
         work: The operations of an update, for a step's metrics; None if unknown.
         backpressure: Metrics of the time spent waiting for overloaded environment servers.
+        begins_early: Whether new groups may play while a step is written down, and a checkpoint with it: models may be
+            on devices then that replies are sampled on.
     """
 
     algorithm: AlgorithmSettings
@@ -85,6 +87,7 @@ class Parts:
     work: TrainingWork | None = None
     curriculum: CurriculumTaskSource | None = None
     backpressure: Callable[[], dict[str, float]] = dict
+    begins_early: bool = True
 
 
 async def train(
@@ -114,7 +117,8 @@ async def train(
             with shutdown.deferred():
                 whole = False
                 metrics = await _update(parts, groups, step, state.version, clock)
-                plays = None if step + 1 == steps else state.version + 1
+                begins = parts.begins_early and step + 1 < steps
+                plays = state.version + 1 if begins else None
                 last_ended = await _record(parts, groups, step, metrics, clock, plays, writing)
                 window = parts.scheduler.window
                 state = RunState(
@@ -233,7 +237,7 @@ async def _record(
         step: The step.
         metrics: What is known of it.
         clock: Its clock.
-        plays: The version that plays the new groups; None after the last step, when none is to start.
+        plays: The version that plays the new groups; None if none is to start yet.
         writing: Writes the episodes, which the next step does not wait for.
     """
     groups = step_groups.played

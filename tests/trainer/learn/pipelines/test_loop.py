@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -88,3 +89,29 @@ async def test_the_next_episodes_play_while_a_step_is_written_down(staleness):
     assert tracker.steps == [1, 2, 3]
     assert begun == Counter(range(3 + staleness)), "no group begins that no step will train on"
     assert state.untrained == tuple(range(3, 3 + staleness))
+
+
+async def test_no_episode_plays_beside_a_checkpoint_where_devices_are_shared():
+    tracker, begun, saved = Writing(), Counter(), []
+    for each in tracker.may_write:
+        each.set()
+
+    async def play(task, member, attempt):
+        begun[task.index] += 1
+        trajectory = sharp_groups(groups=1, members=1)[0].trajectories[0]
+        trajectory.task, trajectory.member, trajectory.attempt = task, member, attempt
+        return trajectory
+
+    async def save(state):
+        # As models that come back to their devices do, it takes a while.
+        for _ in range(20):
+            await asyncio.sleep(0)
+        saved.append((state.step, sorted(begun)))
+
+    scheduler = scheduler_of(play, groups=1, size=1, staleness=0)
+    parts = replace(parts_of(scheduler, tracker), begins_early=False)
+    parts.saver.save = save
+    async with asyncio.timeout(PATIENCE_S):
+        await rl.train(parts, RunState(0, 0, 0, ()), 3, 1, nothing, GracefulShutdown())
+        await scheduler.close()
+    assert saved == [(step, list(range(step))) for step in (1, 2, 3)]
