@@ -6,14 +6,15 @@ from torch import Tensor
 from rollgym.trainer.algorithms.aggregation import Denominators, Metrics, aggregate, collect, share
 from rollgym.trainer.algorithms.batch import LossInputs, SurrogateInputs, required
 from rollgym.trainer.algorithms.corrections import (
+    banded,
     importance_weights,
     interpolated_logprobs,
+    truncated,
 )
 from rollgym.trainer.algorithms.kl import kl_estimate
 from rollgym.trainer.algorithms.losses import positive_nll, value_surrogate
 from rollgym.trainer.algorithms.ratio import clipped_difference, log_ratio
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
-from rollgym.trainer.algorithms.token_settings import WeighingCorrection
 
 
 def policy_loss(
@@ -195,7 +196,7 @@ def _weights(
     if settings.prepares:
         return torch.where(inputs.mask, required(inputs.weights, "weights"), 1.0)
     correction = settings.correction
-    if not isinstance(correction, WeighingCorrection):
+    if correction.kind not in ("truncate", "band"):
         return None
     turns = torch.where(inputs.mask, inputs.turn_index, 0)
     rows = torch.arange(len(turns), device=turns.device)[:, None]
@@ -206,7 +207,9 @@ def _weights(
         level=correction.level,
         segment=rows * (turns.max() + 1 if turns.numel() else 1) + turns,
     )
-    return correction.bounded(weights)
+    if correction.kind == "truncate":
+        return truncated(weights, correction.cap, correction.floor)
+    return banded(weights, correction.low, correction.high)
 
 
 def _positive_nll(

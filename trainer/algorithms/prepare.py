@@ -12,19 +12,16 @@ from torch import Tensor
 
 from rollgym.trainer.algorithms.batch import StepTokens, TokenStream
 from rollgym.trainer.algorithms.corrections import (
+    banded,
     importance_weights,
     normalised,
     rejection_mask,
+    truncated,
 )
 from rollgym.trainer.algorithms.losses import ppo_surrogate
 from rollgym.trainer.algorithms.settings import AlgorithmSettings
 from rollgym.trainer.algorithms.surrogates import PpoSurrogate
-from rollgym.trainer.algorithms.token_settings import (
-    ClipCovSelection,
-    CustomSelection,
-    Rejection,
-    WeighingCorrection,
-)
+from rollgym.trainer.algorithms.token_settings import ClipCovSelection, CustomSelection, Rejection
 from rollgym.trainer.algorithms.user_functions import left_alone
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.plugins import load_plugin
@@ -86,7 +83,7 @@ def _correction(settings: AlgorithmSettings, tokens: StepTokens) -> Tensor:
     if correction.kind == "off":
         raise ValueError("there is no correction")
     weights = torch.ones(tokens.mask.shape)
-    if isinstance(correction, WeighingCorrection):
+    if correction.kind != "reject":
         segment = _segment(tokens, "turn" if correction.level == "turn" else "sequence")
         weights = importance_weights(
             tokens.old_logprobs,
@@ -95,7 +92,10 @@ def _correction(settings: AlgorithmSettings, tokens: StepTokens) -> Tensor:
             level=correction.level,
             segment=segment,
         )
-        weights = correction.bounded(weights)
+        if correction.kind == "truncate":
+            weights = truncated(weights, correction.cap, correction.floor)
+        else:
+            weights = banded(weights, correction.low, correction.high)
         if correction.normalise:
             of_sequences = segment if correction.level == "sequence" else None
             weights = normalised(weights, tokens.mask, of_sequences)

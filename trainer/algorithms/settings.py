@@ -20,12 +20,13 @@ from rollgym.trainer.algorithms.loss_settings import (
 )
 from rollgym.trainer.algorithms.surrogates import PpoSurrogate, SurrogateSettings
 from rollgym.trainer.algorithms.token_settings import (
+    BandCorrection,
     CorrectionSettings,
     NoCorrection,
     NoSelection,
     Rejection,
     SelectionSettings,
-    WeighingCorrection,
+    TruncateCorrection,
     correction_named,
 )
 from rollgym.trainer.core.kinds import kind_of
@@ -141,7 +142,7 @@ class AlgorithmSettings(Settings):
     def _only_rejects_from_current(self) -> bool:
         """Whether the correction has no weights, and rejects at most what the policy in training has left."""
         current = all(each.policy == "current" for each in self.rejections)
-        return current and not isinstance(self.correction, WeighingCorrection)
+        return current and not isinstance(self.correction, TruncateCorrection | BandCorrection)
 
     @property
     def estimates_values(self) -> bool:
@@ -172,7 +173,7 @@ class AlgorithmSettings(Settings):
     def prepares_correction(self) -> bool:
         """Whether the correction looks beyond a row, so that it is made before a step is divided."""
         chosen = self.correction
-        if isinstance(chosen, WeighingCorrection) and (
+        if isinstance(chosen, TruncateCorrection | BandCorrection) and (
             chosen.level in ("sequence", "geometric") or chosen.normalise
         ):
             return True

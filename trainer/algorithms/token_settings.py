@@ -6,16 +6,13 @@ Corrections of the mismatch between sampling and training have names as well: `c
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from rollgym.suggestions import near_names
 from rollgym.trainer.algorithms.modes import Measure, Statistic, WeightLevel
 from rollgym.trainer.core.strict import Settings
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Part = Annotated[float, Field(gt=0.0, le=1.0)]
 _SIGNED = ("k1", "probability")
@@ -101,12 +98,6 @@ class TruncateCorrection(Settings):
             raise ValueError("floor must be below cap")
         return self
 
-    def bounded(self, weights: "Tensor") -> "Tensor":
-        """Return weights within the bounds."""
-        from rollgym.trainer.algorithms.corrections import truncated
-
-        return truncated(weights, self.cap, self.floor)
-
 
 class BandCorrection(Settings):
     """Weigh tokens by exp(old - behaviour) inside a band and drop them outside it (IcePop, MIS)."""
@@ -124,12 +115,6 @@ class BandCorrection(Settings):
             raise ValueError("low must be below high")
         return self
 
-    def bounded(self, weights: "Tensor") -> "Tensor":
-        """Return weights with 0 for those outside the band."""
-        from rollgym.trainer.algorithms.corrections import banded
-
-        return banded(weights, self.low, self.high)
-
 
 class RejectCorrection(Settings):
     """No weights: what is not rejected counts as it is."""
@@ -137,9 +122,6 @@ class RejectCorrection(Settings):
     kind: Literal["reject"]
     reject: list[Rejection] = Field(min_length=1, description=_REJECT)
 
-
-WeighingCorrection = TruncateCorrection | BandCorrection
-"""Those that give tokens weights, within bounds of their own."""
 
 CorrectionSettings = Annotated[
     NoCorrection | TruncateCorrection | BandCorrection | RejectCorrection, Field(discriminator="kind")
