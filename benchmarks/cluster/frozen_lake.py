@@ -262,7 +262,7 @@ def _reached(process: "subprocess.Popen[bytes]", run: Path, step: int) -> bool:
 def _processes_of(driver: int, run: Path, kind: str) -> Iterator[int]:
     """The processes of a kind."""
     if kind == "environment":
-        yield from (pid for pid, command in descendants(driver) if command.startswith(b"ray::Host"))
+        yield from (pid for pid, command in descendants(driver) if command.startswith(b"ray::ActorHost"))
     else:
         name = "Judged_0" if kind == "judge" else kind
         said = _PROCESS.findall((run / "ranks" / f"{name}.log").read_text())

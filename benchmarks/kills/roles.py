@@ -108,7 +108,7 @@ def _wait_for_step(process: "subprocess.Popen[bytes]", run: Path, step: int) -> 
 def _kill(run: Path, kind: str) -> bool:
     """Kill a process of a kind; False where there is none at the moment."""
     if kind == "environment worker":
-        found = _titled(b"ray::Host")
+        found = _titled(b"ray::ActorHost")
     else:
         said = _PROCESS.findall((run / "ranks" / f"{kind}.log").read_text())
         found = [int(said[-1])] if said else []

@@ -38,7 +38,7 @@ def part_of(pid: int, server: int) -> str:
     if pid == server:
         return "io"
     command = Path(f"/proc/{pid}/cmdline").read_bytes()
-    if command.startswith(b"ray::Host"):
+    if command.startswith(b"ray::ActorHost"):
         return "actor"
     return "child" if b"rollgym.env_server.workers.child" in command else "other"
 

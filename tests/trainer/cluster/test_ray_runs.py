@@ -73,7 +73,7 @@ def raylet_of(process: int) -> str:
 
 def kill_environment_worker() -> None:
     """Kill the actor that environments run in: of those below this process the nearest, whose children end with it."""
-    worker = next(pid for pid, command in descendants(os.getpid()) if command.startswith(b"ray::Host"))
+    worker = next(pid for pid, command in descendants(os.getpid()) if command.startswith(b"ray::ActorHost"))
     os.kill(worker, signal.SIGKILL)
 
 
