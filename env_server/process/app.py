@@ -4,6 +4,7 @@ Requests from web pages are answered only if the page may talk to the server (`O
 page, even of a foreign site.
 """
 
+import asyncio
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property, partial
@@ -159,6 +160,8 @@ class App:
         self._messages = {each.path: each for face in faces for each in face.messages}
         self._tags = [face.tag for face in faces if face.tag is not None]
         self._documents = [face.document for face in faces if face.document is not None]
+        self._describing = asyncio.Lock()
+        self._is_described = False
         console = Console()
         pages: dict[str, Callable[[Request], Awaitable[Response]]] = {
             "/health": self._health,
@@ -307,6 +310,7 @@ class App:
         return Response(await self._services.reports.metrics(caller), media_type=CONTENT_TYPE_LATEST)
 
     async def _openapi(self, request: Request) -> Response:
+        await self._describe_once()
         root = request.scope.get("root_path")
         if not root:
             return Response(self._document, media_type="application/json")
@@ -318,9 +322,17 @@ class App:
         env_id = request.path_params["env_id"]
         context = Context(NOBODY, binary=False)
         described = await operate(self._services.operations, context, "envs", {"env_id": env_id})
+        await self._describe_once()
         base = f"{request.scope.get('root_path') or ''}{wanted.base.format(env_id=env_id)}"
         document = about_environment(self._environment_documents[wanted], described, base)
         return answer(document, binary=False, limit=self._reply_limit)
+
+    async def _describe_once(self) -> None:
+        """Write the OpenAPI document before it is used, in a thread: others need not wait for it."""
+        async with self._describing:
+            if not self._is_described:
+                await asyncio.to_thread(lambda: (self._document, self._environment_documents))
+                self._is_described = True
 
     @cached_property
     def _environment_documents(self) -> dict[EnvironmentDocument, dict[str, Any]]:
