@@ -254,11 +254,14 @@ class MessageSettings(Section):
     max_connections: Count = Field(
         8192, description="Open connections of one I/O process; more are closed at once."
     )
-    max_header_bytes: Count = Field(64 * 1024, description="Largest head of a request: its path and headers.")
+    max_header_bytes: Count = Field(
+        64 * 1024,
+        description="Largest head of a request: its path and headers. As much may be around the parts of its body.",
+    )
     request_timeout_s: Seconds = Field(
         60.0,
-        description="How long a whole request may take to arrive. If it was answered before its body came, the body is "
-        "read for 5 s and up to 4 MiB.",
+        description="How long a whole request may take to arrive, and a client may read nothing of answers that wait "
+        "for it. If a request was answered before its body came, the body is read for 5 s and up to 4 MiB.",
     )
     max_request_bytes: Count = Field(
         1024 * 1024, description="Largest request body or frame, except for `restore`."

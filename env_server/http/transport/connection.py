@@ -16,7 +16,7 @@ from http import HTTPStatus
 from time import perf_counter
 from typing import Any, NamedTuple, cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from websockets.datastructures import Headers
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
@@ -26,6 +26,7 @@ from rollgym.clients.protocol.frames import dumps
 from rollgym.env_server.common.event_loop import SLICE_S, Admissions
 from rollgym.env_server.common.negotiation import PROBLEM_MEDIA_TYPE
 from rollgym.env_server.common.settings import MessageSettings
+from rollgym.env_server.http.transport.unread_answers import UnreadAnswers
 
 _SPARE = 8
 _TOLD_AGAIN_S = 60.0
@@ -212,6 +213,9 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         self._head = 0
         self._in_head = True
         self._unwanted = 0
+        self._around_body = 0
+        self._answered: RequestResponseCycle | None = None
+        self._unread: UnreadAnswers | None = None
         self._refusal: _Refusal | None = None
         self._ends = False
         self._is_last = False
@@ -233,7 +237,18 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         """Release what belongs to the connection."""
         self._stop_waiting()
         self._is_over = True
+        if self._unread is not None:
+            self._unread.stop()
+        if self._answered is not None and self._answered is not self.cycle:
+            # uvicorn tells the request that came last, which may still wait for this one.
+            self._answered.disconnected = True
+            self._answered.message_event.set()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Write no more until the peer reads, which it is not waited for without end."""
+        super().pause_writing()
+        self._watch_unread()
 
     def data_received(self, data: bytes) -> None:
         """Take in what came: parts of requests."""
@@ -267,11 +282,24 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             if self._unwanted > _LINGER_BYTES:
                 self.transport.close()
                 return
+        self._around_body += len(data)
         super().data_received(data)
+        if self._around_body > self._max_head and not (self._in_head or self.transport.is_closing()):
+            self._refuse_around_body()
+
+    def _refuse_around_body(self) -> None:
+        """Refuse a body with too much around it: the lines of its chunks, and the headers behind the last one."""
+        if self.cycle.response_started:
+            self.transport.close()
+            return
+        limit = f"what is sent around the body of a request may have {self._max_head} bytes"
+        self._refuse(_Refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "too_large", limit))
 
     def handle_websocket_upgrade(self) -> None:
         """Hand the connection on; the socket has time limits of its own."""
         self._stop_waiting()
+        if self._unread is not None:
+            self._unread.stop()
         self._is_over = True
         # The handshake may have waited for its turn, and nothing was read meanwhile.
         self.transport.resume_reading()
@@ -289,7 +317,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """Start the next request, or close, once a response is complete."""
+        if self.pipeline:
+            self._answered, _ = self.pipeline[-1]
         super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._watch_unread()
         if self._slices is not None:
             # What was sent with the request before it has waited for that first.
             self._came = perf_counter()
@@ -301,6 +333,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._wait(min(_LINGER_S, self._patience_s))
         if self._ends and (self.cycle is None or self.cycle.response_complete):
             self._refuse(self._refusal or _NO_REQUEST)
+
+    def _watch_unread(self) -> None:
+        if self._unread is None:
+            flow = self.flow
+            self._unread = UnreadAnswers(self.transport, self._patience_s, lambda: flow.write_paused)
+        self._unread.watch()
 
     def _refuse(self, refusal: _Refusal) -> None:
         if not self.transport.is_closing():
@@ -328,13 +366,21 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self._refusal = _wrong_with_upgrade(self.parser.get_method(), self.url, self.headers)
         if self._refusal is not None:
             raise _Refused
-        self._head = self._unwanted = 0
+        self._head = self._unwanted = self._around_body = 0
         self._in_head = False
         before = self.cycle
+        is_first = before is None or before.response_complete
         super().on_headers_complete()
+        if is_first:
+            self._answered = self.cycle
         # A handshake begins no cycle.
         if self.cycle is not before and not self.cycle.keep_alive:
             self.cycle.transport = cast(asyncio.Transport, _LastAnswer(self.transport, self._close_in_time))
+
+    def on_body(self, body: bytes) -> None:
+        """Take in a part of a body."""
+        self._around_body = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Stop the deadline, since the whole request has arrived."""

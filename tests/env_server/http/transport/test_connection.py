@@ -342,6 +342,78 @@ async def test_a_peer_that_does_not_read_is_not_answered_without_end(patient: Se
         await healthy(patient)
 
 
+UNREAD = b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_who_reads_no_answers_is_not_waited_for(bounded: Server) -> None:
+    async with raw(bounded, unread_bytes=8192) as (reader, writer), asyncio.timeout(20):
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await until_cut_off(writer, UNREAD * 200, 0.2)
+    await healthy(bounded)
+
+
+async def test_who_reads_slowly_is_waited_for(bounded: Server) -> None:
+    answers = 0
+    async with raw(bounded, unread_bytes=8192) as (reader, writer), asyncio.timeout(60):
+        writer.write(UNREAD * 40 + HEAD + b"\r\n")
+        for _ in range(5):
+            # Much less than the second in which something has to be read.
+            await asyncio.sleep(0.5)
+            answers += (await reader.readexactly(400_000)).count(b"HTTP/1.1 200 ")
+        await read_until(reader, b'"alive"}')
+    assert answers
+
+
+async def test_who_leaves_before_its_answers_leaves_no_trace_in_the_log() -> None:
+    with Server(*ENVS, *INLINE) as server:
+        async with raw(server, unread_bytes=8192) as (reader, writer), asyncio.timeout(20):
+            reader._transport.pause_reading()  # type: ignore[attr-defined]
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    while True:
+                        writer.write(UNREAD * 200)
+                        await writer.drain()
+            writer.transport.abort()
+        await healthy(server)
+        assert "Traceback" not in server.log()
+
+
+AROUND = {
+    "trailers": b"2\r\n{}\r\n0\r\n" + b"x: y\r\n" * 20_000,
+    "a trailer": b"2\r\n{}\r\n0\r\nx: " + b"y" * 100_000,
+    "an extension": b"2;" + b"x" * 100_000,
+    "a size": b"0" * 100_000,
+}
+
+
+@pytest.mark.parametrize("kind", AROUND)
+async def test_what_is_around_a_body_is_bounded(patient: Server, kind: str) -> None:
+    """Headers behind a body would be kept for as long as they come."""
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        writer.write(b"POST /v1/sessions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        writer.write(b"Transfer-Encoding: chunked\r\n\r\n" + AROUND[kind])
+        assert is_problem(await rest(reader), 431, "too_large")
+    await healthy(patient)
+
+
+async def test_trailers_of_an_answered_request_are_bounded(patient: Server) -> None:
+    async with raw(patient) as (reader, writer), asyncio.timeout(20):
+        writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
+        await read_until(reader, b'"alive"}')
+        before = resident_mib(patient.process.pid)
+        await until_cut_off(writer, b"x: y\r\n" * 2000)
+        assert resident_mib(patient.process.pid) - before < 16
+
+
+async def until_cut_off(writer: asyncio.StreamWriter, message: bytes, pause_s: float = 0.0) -> None:
+    """Send the same until the server ends the connection."""
+    with suppress(ConnectionError):
+        while True:
+            writer.write(message)
+            await writer.drain()
+            await asyncio.sleep(pause_s)
+
+
 def unread_frame(kind: str, number: int) -> bytes:
     """A WebSocket frame, masked with zeros."""
     if kind == "pings":
