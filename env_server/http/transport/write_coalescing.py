@@ -30,8 +30,8 @@ ARRIVALS = "rollgym.arrivals"
 """The extension of a socket's scope that gives the arrival times of received frames."""
 
 _MOST_COALESCED_BYTES = 65536
-# Before authentication: fragments of the first message, pings and pongs. After it: empty fragments of one message. Each
-# costs as much as a frame with an operation.
+# Before authentication: fragments of the first message, pings and pongs, and messages after its refusal. After
+# authentication: empty fragments of one message. Each costs as much as a frame with an operation.
 _MOST_IDLE_FRAMES = 1000
 _POLICY_VIOLATION = 1008
 
@@ -213,6 +213,16 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
             self._fragments = None
             self.send_receive_event_to_app()
 
+    def handle_text(self, event: Any) -> None:
+        """Take in a text that is not read as messages mostly are."""
+        super().handle_text(event)
+        self._count_after_refusal()
+
+    def handle_bytes(self, event: Any) -> None:
+        """Take in bytes that are not read as messages mostly are."""
+        super().handle_bytes(event)
+        self._count_after_refusal()
+
     def handle_ping(self) -> None:
         """Answer a ping with a pong."""
         super().handle_ping()
@@ -223,6 +233,11 @@ class CoalescingProtocol(WebSocketsSansIOProtocol):
         """Take note of a pong."""
         super().handle_pong(event)
         if self._awaits_token:
+            self._count_idle_frame()
+
+    def _count_after_refusal(self) -> None:
+        """Count a message of a client without a token that was told so: a few may have been on their way."""
+        if self._awaits_token and self.close_sent:
             self._count_idle_frame()
 
     def _count_idle_frame(self) -> None:

@@ -489,6 +489,17 @@ async def test_who_does_not_say_who_it_is_sends_few_frames(guarded: Server, kind
         await rest(reader)
 
 
+@pytest.mark.parametrize("message", [b"\x81\x82\0\0\0\0{}", b"\x82\x82\0\0\0\0{}"], ids=["text", "bytes"])
+async def test_who_was_refused_sends_few_more_frames(guarded: Server, message: bytes) -> None:
+    """Long before the time is over in which its goodbye is waited for."""
+    async with raw(guarded) as (reader, writer), asyncio.timeout(5):
+        writer.write(HANDSHAKE)
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        writer.write(message)
+        assert (await reader.readexactly(2))[0] == 0x81
+        await until_cut_off(writer, message * 1000, 0.05)
+
+
 async def test_empty_fragments_are_few_for_everybody(patient: Server) -> None:
     async with raw(patient) as (reader, writer), asyncio.timeout(20):
         writer.write(HANDSHAKE)
