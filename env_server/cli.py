@@ -20,7 +20,7 @@ from rollgym.env_server.access.tokens import (
     rotate_token,
 )
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.common.settings_loading import add_flags, load_settings
 from rollgym.env_server.process.server import bind, run_process, url_of
 from rollgym.env_server.process.supervisor import supervise
@@ -74,7 +74,7 @@ def server_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _serve(settings: Settings) -> int:
+def _serve(settings: ServerSettings) -> int:
     settings.make_state_dir()
     if settings.stop_at_end_of_input:
         threading.Thread(target=_stop_at_end_of_input, name="end-of-input", daemon=True).start()
@@ -94,7 +94,7 @@ def _stop_at_end_of_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _announce(settings: Settings, url: str) -> None:
+def _announce(settings: ServerSettings, url: str) -> None:
     # A server that another program starts and ends is that program's own: it has no other users.
     embedded = settings.stop_at_end_of_input
     if settings.token_file is None and settings.log_format == "text" and not embedded:

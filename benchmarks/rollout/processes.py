@@ -38,7 +38,7 @@ from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
 from rollgym.trainer.inference.server_client.client import ServerClient  # noqa: E402
 from rollgym.trainer.records.group import GroupPlan  # noqa: E402
 from rollgym.trainer.records.ledger import Ledger  # noqa: E402
-from rollgym.trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome  # noqa: E402
 from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from rollgym.trainer.rollout.environments import EnvironmentPool  # noqa: E402
 from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
@@ -98,7 +98,7 @@ async def play_steps(bench: Bench, schedule: Schedule, steps: int) -> dict[str, 
                 priority = task.index // PROFILE.groups if schedule.by_step else 0
                 await queue.generate(bench.request(f"{task.index}-{member}-{turn}", priority))
                 await session.step(f"{environment_s * bench.speed:.6f}")
-        return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+        return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.SOLVED)
 
     scheduler = RolloutScheduler(
         CountingSource(),

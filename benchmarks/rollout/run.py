@@ -38,7 +38,7 @@ from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, 
 from rollgym.trainer.inference.forwarding import GenerationQueue  # noqa: E402
 from rollgym.trainer.records.group import GroupPlan  # noqa: E402
 from rollgym.trainer.records.ledger import Ledger  # noqa: E402
-from rollgym.trainer.records.trajectory import Outcome, Trajectory  # noqa: E402
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome  # noqa: E402
 from rollgym.trainer.rollout.admission import AdmissionWindow  # noqa: E402
 from rollgym.trainer.rollout.scheduler import RolloutScheduler  # noqa: E402
 from rollgym.trainer.rollout.slots import EpisodeSlots  # noqa: E402
@@ -115,7 +115,7 @@ async def play_run(profile: Profile, schedule: Schedule, steps: int) -> Measured
             name = f"{task.index}-{member}-{turn}"
             await queue.generate(GenerationRequest(name, [1], SAMPLING, 0, priority=priority))
             await asyncio.sleep(environment_s)
-        return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+        return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.SOLVED)
 
     scheduler = RolloutScheduler(
         CountingSource(),

@@ -12,7 +12,7 @@ from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.torch_backend import TorchBackend
 from rollgym.trainer.learn.batches import EpisodeBatch, episode_batch, row_builder
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.tasks.task import Task
 
 GROUPS, MEMBERS = 4, 8
@@ -59,7 +59,7 @@ def our_batch(rollouts: Rollouts, backend: TorchBackend) -> EpisodeBatch:
     for index, prompt in enumerate(rollouts.prompts):
         group = Group(index, Task(index, "Any-v0", seed=index), 0)
         for member, completion in enumerate(rollouts.completions[index]):
-            trajectory = Trajectory(group.task, member, outcome=Outcome.FAILED)
+            trajectory = Trajectory(group.task, member, outcome=TrajectoryOutcome.FAILED)
             segment = Segment()
             segment.append_context(prompt)
             mask = torch.tensor([False] * len(prompt) + [True] * len(completion))

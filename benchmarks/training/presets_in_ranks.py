@@ -39,9 +39,9 @@ from rollgym.trainer.learn.batches import episode_batch, row_builder  # noqa: E4
 from rollgym.trainer.learn.learner import Learner  # noqa: E402
 from rollgym.trainer.records.group import Group  # noqa: E402
 from rollgym.trainer.records.trajectory import (  # noqa: E402
-    Outcome,
     Segment,
     Trajectory,
+    TrajectoryOutcome,
     Turn,
 )
 from rollgym.trainer.tasks.task import Task  # noqa: E402
@@ -65,7 +65,7 @@ CASES_OF_RANKS = 60
 
 def episode(task, member, draws, turns, longest):
     """An episode of random tokens whose log-probabilities are near those of the policy."""
-    trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
+    trajectory, segment = Trajectory(task, member, outcome=TrajectoryOutcome.FAILED), Segment()
     for turn in range(turns):
         segment.append_context(draws.integers(2, 40, int(draws.integers(2, 5))).tolist())
         start = len(segment.ids)
@@ -86,7 +86,7 @@ def episode(task, member, draws, turns, longest):
 def without_tokens(task, member, segments):
     """An episode in which the policy has sampled nothing."""
     turn = Turn(0, 0, 0, "", "", reward=0.0, anchor="0")
-    return Trajectory(task, member, outcome=Outcome.FAILED, turns=[turn], segments=segments)
+    return Trajectory(task, member, outcome=TrajectoryOutcome.FAILED, turns=[turn], segments=segments)
 
 
 def played(batch):

@@ -38,7 +38,7 @@ from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.models.weights import without_chance
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.tasks.task import Task
 
 VOCABULARY = 512
@@ -91,7 +91,7 @@ def episodes(
         return draws.integers(2, VOCABULARY, count).tolist()
 
     def episode(task: Task, member: int, prompt: list[int]) -> Trajectory:
-        trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
+        trajectory, segment = Trajectory(task, member, outcome=TrajectoryOutcome.FAILED), Segment()
         for turn in range(turns):
             segment.append_context(prompt if turn == 0 else tokens(20))
             start = len(segment.ids)

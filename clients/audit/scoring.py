@@ -17,7 +17,7 @@ from rollgym.clients.audit.policies import WORDINGS, AuditPolicy, GiveUp, Player
 from rollgym.clients.audit.subject import Subject
 from rollgym.clients.measuring.statistics import success_rate
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import Verdict as Score
+from rollgym.clients.protocol.messages import VerdictReply as Score
 
 _FULL = 1.0 - 1e-6
 """A score from here on is one in full."""

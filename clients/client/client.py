@@ -13,13 +13,13 @@ from rollgym.clients.client.answers import member, reading
 from rollgym.clients.client.opener import SessionOpener
 from rollgym.clients.client.operation import Batch, Operation, ResetResult, StepResult, wait_for_all
 from rollgym.clients.client.session import EnvSession
-from rollgym.clients.net.caller import Backpressure, Caller
+from rollgym.clients.net.caller import Backpressure, ServerCalls
 from rollgym.clients.net.pool import Timing
 from rollgym.clients.protocol.addresses import explain_refusal, server_token
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import EnvInfo, ServerInfo, Verdict
+from rollgym.clients.protocol.messages import EnvInfo, ServerInfo, VerdictReply
 from rollgym.clients.protocol.values import encode_value
 
 
@@ -34,7 +34,7 @@ class SessionKeeper:
         caller: How to reach the server.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ServerCalls) -> None:
         self._caller = caller
         self._sessions: dict[EnvSession, None] = {}  # in the order of making; a set has none
         self._rejoining: dict[int, asyncio.Task[None]] = {}
@@ -129,7 +129,7 @@ class EnvClient:
         self.url = url
         timing = Timing(connect_timeout_s, reconnect_timeout_s, timeout_s)
         token = server_token(token)
-        self._caller = Caller(url, token=token, binary=encoding == "msgpack", timing=timing)
+        self._caller = ServerCalls(url, token=token, binary=encoding == "msgpack", timing=timing)
         self._pool = self._caller.pool
         self._pool.on_outage = on_outage
         self._pool.explain = partial(explain_refusal, token=token)
@@ -320,7 +320,7 @@ class EnvClient:
 
     async def verify(
         self, env_id: str, items: Sequence[Mapping[str, Any]], *, timeout_s: float | None = None
-    ) -> list[Verdict]:
+    ) -> list[VerdictReply]:
         """Score responses with a stateless environment.
 
         Args:
@@ -380,7 +380,7 @@ class EnvClient:
 
     async def _verify(
         self, env_id: str, items: Sequence[Mapping[str, Any]], timeout_s: float | None, deadline: float
-    ) -> list[Verdict]:
+    ) -> list[VerdictReply]:
         fields: dict[str, Any] = {
             "op": "verify",
             "env_id": env_id,
@@ -399,7 +399,7 @@ class EnvClient:
                 *await self._verify(env_id, items[half:], timeout_s, deadline),
             ]
         with reading("verify"):
-            verdicts = [Verdict.model_validate(each) for each in member(reply.payload, "results", list)]
+            verdicts = [VerdictReply.model_validate(each) for each in member(reply.payload, "results", list)]
         if len(verdicts) != len(items):
             raise DecodeError(f"the server gave {len(verdicts)} verdicts on {len(items)} items")
         return verdicts

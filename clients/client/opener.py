@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from rollgym.clients.client.answers import member, reading
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.net.connection import Reply
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.episode import PortableEpisode
@@ -29,7 +29,7 @@ class SessionOpener:
         caller: How to reach the server.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ServerCalls) -> None:
         self._caller = caller
         self._taking_back: set[asyncio.Task[None]] = set()
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rollgym.clients.client.answers import reading
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import RETRY_LATER, ProblemError
 from rollgym.clients.protocol.messages import MAX_SEED
@@ -94,7 +94,7 @@ class Batch:
         operations: At most one for each session.
     """
 
-    def __init__(self, caller: Caller, operations: Sequence[Operation]) -> None:
+    def __init__(self, caller: ServerCalls, operations: Sequence[Operation]) -> None:
         self._caller = caller
         self._operations = operations
         self._results: list[Any] = [None] * len(operations)

@@ -21,7 +21,7 @@ from rollgym.clients.protocol.values import decode_value, encode_value
 
 if TYPE_CHECKING:
     from rollgym.clients.client.client import EnvClient
-    from rollgym.clients.net.caller import Caller
+    from rollgym.clients.net.caller import ServerCalls
 
 
 class EpisodeRecord:
@@ -125,7 +125,7 @@ class EnvSession:
     def __init__(
         self,
         client: EnvClient,
-        caller: Caller,
+        caller: ServerCalls,
         env: EnvInfo,
         kwargs: Mapping[str, Any],
         payload: Mapping[str, Any],

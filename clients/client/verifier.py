@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from rollgym.clients.client.client import CONNECT_TIMEOUT_S, Encoding, EnvClient
 from rollgym.clients.process.background import BackgroundLoop
-from rollgym.clients.protocol.messages import Verdict
+from rollgym.clients.protocol.messages import VerdictReply
 
 
 class RemoteVerifier:
@@ -55,7 +55,7 @@ class RemoteVerifier:
 
     def score(
         self, items: Sequence[Mapping[str, Any]], *, item_timeout_s: float | None = None
-    ) -> list[Verdict]:
+    ) -> list[VerdictReply]:
         """Score responses.
 
         Args:

@@ -50,7 +50,7 @@ def bearer_headers(token: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {token}"}
 
 
-class Caller:
+class ServerCalls:
     """Operations on one server, each safe to repeat.
 
     Args:

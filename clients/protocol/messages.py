@@ -38,7 +38,7 @@ class Request(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class Reply(BaseModel):
+class BaseReply(BaseModel):
     """Base of all replies: a newer server may add keys."""
 
     model_config = ConfigDict(extra="ignore")
@@ -188,7 +188,7 @@ class HeartbeatRequest(Request):
     load: float | None = Field(default=None, ge=0, allow_inf_nan=False, description="0 is idle, 1 is full.")
 
 
-class RegisterReply(Reply):
+class RegisterReply(BaseReply):
     """A registration, its expiry without a heartbeat (seconds since 1970), and the findings of the probe."""
 
     registration_id: str
@@ -200,7 +200,7 @@ class RegisterReply(Reply):
     report: list[dict[str, Any]] = Field(default=[], description="The checks: `{check, ok, detail}`.")
 
 
-class AnnounceAnswer(Reply):
+class AnnounceAnswer(BaseReply):
     """The result for one environment: it is registered, still being probed, or refused."""
 
     env_id: str
@@ -213,13 +213,13 @@ class AnnounceAnswer(Reply):
     error: dict[str, Any] | None = Field(default=None, description="The problem, where it is refused.")
 
 
-class AnnounceReply(Reply):
+class AnnounceReply(BaseReply):
     """An answer for each environment, in their order."""
 
     registrations: list[AnnounceAnswer]
 
 
-class HeartbeatReply(Reply):
+class HeartbeatReply(BaseReply):
     """Until when a registration lives now: seconds since 1970, on the gateway's clock."""
 
     expires_at: float = Field(allow_inf_nan=False)
@@ -228,7 +228,7 @@ class HeartbeatReply(Reply):
     )
 
 
-class ResetReply(Reply):
+class ResetReply(BaseReply):
     """The begin of an episode."""
 
     observation: Any
@@ -238,7 +238,7 @@ class ResetReply(Reply):
     seed: int
 
 
-class StepReply(Reply):
+class StepReply(BaseReply):
     """The result of an action."""
 
     observation: Any
@@ -253,7 +253,7 @@ class StepReply(Reply):
     )
 
 
-class SessionReply(Reply):
+class SessionReply(BaseReply):
     """A new session with its spaces."""
 
     session_id: str
@@ -265,13 +265,13 @@ class SessionReply(Reply):
     step: int | None = Field(default=None, description="Of a restored session: the steps taken in it.")
 
 
-class SessionsReply(Reply):
+class SessionsReply(BaseReply):
     """The new sessions of a request with `count`."""
 
     sessions: list[SessionReply]
 
 
-class SessionInfo(Reply):
+class SessionInfo(BaseReply):
     """One of the caller's sessions."""
 
     session_id: str
@@ -285,25 +285,25 @@ class SessionInfo(Reply):
     owner: str
 
 
-class ForkReply(Reply):
+class ForkReply(BaseReply):
     """The ids of the copies."""
 
     session_ids: list[str]
 
 
-class CloseReply(Reply):
+class CloseReply(BaseReply):
     """How many of the named sessions were open and now are closed."""
 
     closed: int
 
 
-class RenderReply(Reply):
+class RenderReply(BaseReply):
     """A drawing: text, or an array or image in free-form encoding."""
 
     frame: Any
 
 
-class Verdict(Reply):
+class VerdictReply(BaseReply):
     """The score of one response."""
 
     score: float
@@ -311,13 +311,13 @@ class Verdict(Reply):
     detail: Any = None
 
 
-class VerifyReply(Reply):
+class VerifyReply(BaseReply):
     """Verdicts in the order of the items."""
 
-    results: list[Verdict]
+    results: list[VerdictReply]
 
 
-class EnvInfo(Reply):
+class EnvInfo(BaseReply):
     """One environment that a server offers."""
 
     env_id: str
@@ -341,20 +341,20 @@ class EnvInfo(Reply):
         return self.kind == "stateless"
 
 
-class EnvsReply(Reply):
+class EnvsReply(BaseReply):
     """The environments that the server offers."""
 
     envs: list[EnvInfo]
 
 
-class Capacity(Reply):
+class Capacity(BaseReply):
     """How full a server is."""
 
     sessions: int
     max_sessions: int
 
 
-class ServerInfo(Reply):
+class ServerInfo(BaseReply):
     """A server's description of itself."""
 
     name: str

@@ -21,7 +21,7 @@ from rollgym.clients.protocol.spaces import UnicodeText, describe_space
 from rollgym.clients.protocol.values import EncodeError, encode_value
 from rollgym.env_server.catalog.actions import ActionReader, action_reader
 from rollgym.env_server.catalog.kwargs_rules import NO_KWARGS, KwargsRules
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.workers.base import EnvSource
 from rollgym.envs.adapters.text import TextAdapter, step_limit, text_metadata
 from rollgym.envs.registry import builtin_environments
@@ -160,7 +160,7 @@ def _split(text: str, default_name: Callable[[str], str]) -> tuple[str, str]:
     return name, current_path(target)
 
 
-def _class_entry(env_id: str, target: str, settings: Settings, *, ours: bool) -> CatalogEntry:
+def _class_entry(env_id: str, target: str, settings: ServerSettings, *, ours: bool) -> CatalogEntry:
     """The entry of a class, either built in or an author's.
 
     Raises:
@@ -187,7 +187,9 @@ def _class_entry(env_id: str, target: str, settings: Settings, *, ours: bool) ->
     )
 
 
-def _installed_entry(env_id: str, installed: Extension, settings: Settings, *, taken: bool) -> CatalogEntry:
+def _installed_entry(
+    env_id: str, installed: Extension, settings: ServerSettings, *, taken: bool
+) -> CatalogEntry:
     """The entry of a class that an installed package brings.
 
     Raises:
@@ -226,7 +228,7 @@ def _declared_kwargs(
         ) from error
 
 
-def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
+def _gymnasium_entry(env_id: str, target: str, settings: ServerSettings) -> CatalogEntry:
     """The entry of an environment that is registered with Gymnasium.
 
     Raises:
@@ -252,7 +254,7 @@ def _gymnasium_entry(env_id: str, target: str, settings: Settings) -> CatalogEnt
     )
 
 
-def _gymnasium_text_entry(env_id: str, target: str, settings: Settings) -> CatalogEntry:
+def _gymnasium_text_entry(env_id: str, target: str, settings: ServerSettings) -> CatalogEntry:
     """The entry of a Gymnasium environment whose values become text.
 
     Raises:
@@ -305,7 +307,7 @@ def _registered(target: str) -> tuple[EnvSpec, dict[str, Any]]:
 def _entry(
     env_id: str,
     source: EnvSource,
-    settings: Settings,
+    settings: ServerSettings,
     *,
     metadata: dict[str, Any],
     isolation: Isolation,
@@ -336,7 +338,7 @@ def _isolation(metadata: Mapping[str, Any]) -> Isolation:
     return "process"
 
 
-def _isolation_of_others(metadata: Mapping[str, Any], settings: Settings) -> Isolation:
+def _isolation_of_others(metadata: Mapping[str, Any], settings: ServerSettings) -> Isolation:
     """Return where a class of an author runs: inline only if the class requests it and the operator trusts it."""
     return "inline" if settings.trust_inline and metadata.get("inline") else "process"
 
@@ -371,7 +373,7 @@ class Catalog:
         self.absence: Callable[[str], ProblemError | None] = lambda env_id: None
 
     @classmethod
-    def load(cls, settings: Settings) -> "Catalog":
+    def load(cls, settings: ServerSettings) -> "Catalog":
         """The built-in environments, those that other packages bring, and those that the settings add.
 
         Raises:

@@ -402,7 +402,7 @@ class TelemetrySettings(Section):
     )
 
 
-class Settings(
+class ServerSettings(
     ProcessSettings,
     WorkerSettings,
     RaySettings,
@@ -449,7 +449,7 @@ class Settings(
             ) from error
 
     @model_validator(mode="after")
-    def _ray_where_asked_for(self) -> "Settings":
+    def _ray_where_asked_for(self) -> "ServerSettings":
         if self.workers != "ray":
             for name, field in RaySettings.model_fields.items():
                 if getattr(self, name) != field.default:
@@ -464,13 +464,13 @@ class Settings(
         return self
 
     @model_validator(mode="after")
-    def _one_gateway_process(self) -> "Settings":
+    def _one_gateway_process(self) -> "ServerSettings":
         if self.gateway and self.processes > 1:
             raise ValueError("a gateway has one I/O process: start several gateways that nodes register with")
         return self
 
     @model_validator(mode="after")
-    def _journal_of_gateways(self) -> "Settings":
+    def _journal_of_gateways(self) -> "ServerSettings":
         if self.journal_url is not None and not self.gateway:
             raise ValueError("journal_url is for gateways (gateway): a server by itself has state_dir")
         if self.journal_replicas and self.journal_url is None:
@@ -478,7 +478,7 @@ class Settings(
         return self
 
     @model_validator(mode="after")
-    def _tokens_beyond_loopback(self) -> "Settings":
+    def _tokens_beyond_loopback(self) -> "ServerSettings":
         if self.token_file is None and not is_loopback(self.host):
             raise ValueError(
                 f"no tokens are configured, so the server binds to loopback only, not to {self.host!r}: "

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from rollgym.clients.protocol.yaml_text import read_yaml
-from rollgym.env_server.common.settings import ConfigurationError, Section, Settings
+from rollgym.env_server.common.settings import ConfigurationError, Section, ServerSettings
 from rollgym.suggestions import near_names
 
 # A model's own `register` leaves no room for a setting of that name.
@@ -20,7 +20,7 @@ _SHORTER = {"register_with": ("--register",)}
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Add one flag for each setting, by sections. Absent flags leave nothing in the namespace."""
-    for section in Settings.__bases__:
+    for section in ServerSettings.__bases__:
         assert issubclass(section, Section)
         group = parser.add_argument_group(section.title)
         for name, field in section.model_fields.items():
@@ -36,7 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(*flags, **form)
 
 
-def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
+def load_settings(flags: Mapping[str, Any], config: Path | None) -> ServerSettings:
     """Settings from a YAML file and flags; a flag wins over the file.
 
     Raises:
@@ -44,21 +44,23 @@ def load_settings(flags: Mapping[str, Any], config: Path | None) -> Settings:
     """
     values: dict[str, Any] = _read_yaml(config) if config is not None else {}
     for name, value in flags.items():
-        values[name] = _parse_mapping(name, value) if _is_mapping(Settings.model_fields[name]) else value
+        values[name] = (
+            _parse_mapping(name, value) if _is_mapping(ServerSettings.model_fields[name]) else value
+        )
     return check_settings(values)
 
 
-def check_settings(values: Mapping[str, Any]) -> Settings:
+def check_settings(values: Mapping[str, Any]) -> ServerSettings:
     """Settings from their values.
 
     Raises:
         ConfigurationError: If a setting is unknown or its value is wrong.
     """
-    unknown = [name for name in values if name not in Settings.model_fields]
+    unknown = [name for name in values if name not in ServerSettings.model_fields]
     if unknown:
         raise ConfigurationError("\n".join(_unknown_setting(name) for name in unknown))
     try:
-        return Settings.model_validate(values)
+        return ServerSettings.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError("\n".join(_explain(error))) from error
 
@@ -85,7 +87,7 @@ def _is_repeatable(field: FieldInfo) -> bool:
 
 
 def _metavar(name: str) -> str:
-    if _is_mapping(Settings.model_fields[name]):
+    if _is_mapping(ServerSettings.model_fields[name]):
         return "ENV=VALUE"
     return name.upper()
 
@@ -112,7 +114,7 @@ def _parse_mapping(name: str, entries: Sequence[str]) -> dict[str, Any]:
 
 
 def _unknown_setting(name: str) -> str:
-    near = near_names(name, Settings.model_fields)
+    near = near_names(name, ServerSettings.model_fields)
     return f"unknown setting {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 

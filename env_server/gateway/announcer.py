@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from rollgym.clients.protocol.errors import RETRY_LATER
 from rollgym.clients.protocol.messages import AnnounceAnswer, AnnounceReply
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.gateway.registry import DEFAULT_TTL_S
 from rollgym.env_server.gateway.upstream.http_client import connect
 
@@ -129,7 +129,7 @@ class Announcer:
     """
 
     def __init__(
-        self, settings: Settings, url: str, env_ids: Iterable[str], load: Callable[[], float]
+        self, settings: ServerSettings, url: str, env_ids: Iterable[str], load: Callable[[], float]
     ) -> None:
         if settings.advertise is None and settings.host in ("0.0.0.0", "::"):
             raise ConfigurationError(

@@ -8,7 +8,7 @@ from rollgym.env_server.access.tokens import Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.metrics import Metrics
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.gateway.adoption import Adoption
 from rollgym.env_server.gateway.moves import Moves
 from rollgym.env_server.gateway.registering import Announcements, Lineage, Registering
@@ -59,7 +59,7 @@ class Gateway:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         rank: ProcessRank,
         tokens: Tokens,
         catalog: Catalog,
@@ -125,7 +125,7 @@ class Gateway:
             await self.journal.close()
 
 
-def _shared_journal(settings: Settings) -> "SharedJournal | None":
+def _shared_journal(settings: ServerSettings) -> "SharedJournal | None":
     if settings.journal_url is None:
         return None
     try:

@@ -76,7 +76,7 @@ def _checksum(content: bytes, place: tuple[object, ...]) -> bytes:
     return zlib.crc32(content, zlib.crc32(repr(place).encode())).to_bytes(4, "big")
 
 
-class Head(NamedTuple):
+class EpisodeStart(NamedTuple):
     """How an episode began.
 
     Attributes:
@@ -96,7 +96,7 @@ class Head(NamedTuple):
         return _sealed(_pack(tuple(self)), session_id, episode)
 
     @classmethod
-    def read(cls, entry: bytes | None, session_id: str, episode: int) -> "Head | None":
+    def read(cls, entry: bytes | None, session_id: str, episode: int) -> "EpisodeStart | None":
         """Unpack a head; None before the first episode.
 
         Raises:
@@ -198,7 +198,7 @@ class SharedSession:
     upstream_id: str
     episode: int
     steps: int
-    head: Head | None
+    head: EpisodeStart | None
     over: tuple[bool, bool]
     ended: EndReason | None
     moving_s: float | None
@@ -222,7 +222,7 @@ class Claim(NamedTuple):
 
     generation: int
     episode: int
-    head: Head | None
+    head: EpisodeStart | None
     steps: list[Step]
 
 
@@ -246,7 +246,7 @@ class Opened(NamedTuple):
     node: str
     upstream_id: str
     episode: int
-    head: Head | None
+    head: EpisodeStart | None
     over: tuple[bool, bool]
     actions: Sequence[Any]
     digests: Sequence[str]
@@ -274,7 +274,7 @@ def check(generation: int) -> Arguments:
     return "check", generation
 
 
-def begun(session_id: str, generation: int, episode: int, head: Head) -> Arguments:
+def begun(session_id: str, generation: int, episode: int, head: EpisodeStart) -> Arguments:
     """The entry that an episode began."""
     return "begin", generation, episode, head.pack(session_id, episode)
 
@@ -293,7 +293,13 @@ def stepped(
 
 
 def stepped_on(
-    session_id: str, generation: int, episode: int, index: int, step: Step, following: Head, claim: str = ""
+    session_id: str,
+    generation: int,
+    episode: int,
+    index: int,
+    step: Step,
+    following: EpisodeStart,
+    claim: str = "",
 ) -> Arguments:
     """The entry that a step was taken which began the next episode in the same call; see `InFlight.claim`."""
     packed = step.pack(session_id, episode, index)
@@ -304,7 +310,7 @@ def whole(
     session_id: str,
     generation: int,
     episode: int,
-    head: Head,
+    head: EpisodeStart,
     over: tuple[bool, bool],
     packed: Sequence[bytes],
 ) -> Arguments:

@@ -26,7 +26,7 @@ from rollgym.env_server.access.tokens import Caller
 from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.catalog.kwargs_rules import KwargsRules
 from rollgym.env_server.common.requests import as_problem, invalid, refuse_fields, requested
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.registry import DEFAULT_TTL_S, Registration, Registry
 from rollgym.env_server.gateway.upstream.base import Endpoint
 from rollgym.env_server.gateway.upstream.node import Node, Nodes
@@ -131,7 +131,7 @@ class Registering:
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, registry: Registry, nodes: Nodes, lineage: Lineage
+        self, settings: ServerSettings, catalog: Catalog, registry: Registry, nodes: Nodes, lineage: Lineage
     ) -> None:
         self._lineage = lineage
         self._settings = settings
@@ -289,7 +289,7 @@ class Registering:
             raise ProblemError("env_exists", f"{env_id} is an environment of this server: use another env_id")
 
 
-def catalog_entry(registration: Registration, registry: Registry, settings: Settings) -> CatalogEntry:
+def catalog_entry(registration: Registration, registry: Registry, settings: ServerSettings) -> CatalogEntry:
     """The catalog's entry for an environment of registered servers."""
     env_id, spec = registration.env_id, registration.spec
     metadata = {

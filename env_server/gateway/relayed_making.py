@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _ROUNDS = 4
 
 
-class Made(NamedTuple):
+class NewSession(NamedTuple):
     """A session at a node that has no name here yet, and the node's answer."""
 
     home: Registration
@@ -61,7 +61,7 @@ class NodePlacement:
         self._taking_back: set[asyncio.Task[None]] = set()
 
     async def make(
-        self, env_id: str, fields: dict[str, Any], count: int, binary: bool, made: list[Made]
+        self, env_id: str, fields: dict[str, Any], count: int, binary: bool, made: list[NewSession]
     ) -> None:
         """Make sessions; a node that is full or away leaves its share to the others.
 
@@ -114,7 +114,7 @@ class NodePlacement:
 
     async def _make_share(
         self, home: Registration, fields: dict[str, Any], count: int, binary: bool
-    ) -> list[Made]:
+    ) -> list[NewSession]:
         """Make sessions at one node, spread over its processes."""
         caller = home.node.link(binary).caller
         pool = caller.pool
@@ -144,7 +144,7 @@ class NodePlacement:
             reply, process = result
             try:
                 for each in reply["sessions"] if op == "make" else [reply]:
-                    made.append(Made(home, str(each["session_id"]), process, each))
+                    made.append(NewSession(home, str(each["session_id"]), process, each))
             except (KeyError, TypeError) as error:
                 failed = _unreadable(op, error)
         if failed is None:
@@ -154,23 +154,23 @@ class NodePlacement:
         raise failed
 
     async def fork(
-        self, home: Registration, process: int | None, fields: Mapping[str, Any], made: list[Made]
+        self, home: Registration, process: int | None, fields: Mapping[str, Any], made: list[NewSession]
     ) -> None:
         """Copy a session of a node's process there; `made` takes the copies."""
         asked = {**fields, "request_id": home.node.link(False).caller.new_request_id()}
         reply, answered_by = await self._ask(home, asked, False, process)
         for upstream_id in reply["session_ids"]:
             self._registry.took(home)
-            made.append(Made(home, str(upstream_id), answered_by, {}))
+            made.append(NewSession(home, str(upstream_id), answered_by, {}))
 
-    async def episode(self, made: Made) -> Reply:
+    async def episode(self, made: NewSession) -> Reply:
         """Request the portable episode of a session."""
         reply, _ = await self._ask(
             made.home, {"op": "episode", "session_id": made.upstream_id}, False, made.process
         )
         return reply
 
-    def discard(self, made: Sequence[Made]) -> None:
+    def discard(self, made: Sequence[NewSession]) -> None:
         """Close the sessions of a call that failed."""
         for each in made:
             each.home.node.close_session(each.upstream_id)
@@ -311,7 +311,7 @@ class RelayedMaking:
         if request.reset is not None:
             fields["reset"] = request.reset.model_dump(exclude_none=True)
         self._sessions.reserve(context.caller, count)
-        made: list[Made] = []
+        made: list[NewSession] = []
         try:
             self._require_journal()
             await self._placement.make(entry.env_id, fields, count, context.binary, made)
@@ -343,7 +343,7 @@ class RelayedMaking:
             "lingers": False,
         }
         self._sessions.reserve(context.caller, 1)
-        made: list[Made] = []
+        made: list[NewSession] = []
         try:
             self._require_journal()
             await self._placement.make(entry.env_id, fields, 1, context.binary, made)
@@ -371,7 +371,7 @@ class RelayedMaking:
         if request.reseed is not None:
             fields["reseed"] = request.reseed
         self._sessions.reserve(context.caller, request.count)
-        home, made = session.home, list[Made]()
+        home, made = session.home, list[NewSession]()
         try:
             try:
                 await self._placement.fork(home, session.process, fields, made)
@@ -428,7 +428,7 @@ class RelayedMaking:
         self,
         context: Context,
         entry: CatalogEntry,
-        made: Made,
+        made: NewSession,
         kwargs: dict[str, Any],
         idle_timeout_s: float,
     ) -> RelayedSession:
@@ -459,7 +459,7 @@ class RelayedMaking:
         self,
         context: Context,
         entry: CatalogEntry,
-        made: Made,
+        made: NewSession,
         kwargs: dict[str, Any],
         options: Mapping[str, Any] | None,
         idle_timeout_s: float,
@@ -474,7 +474,7 @@ class RelayedMaking:
         return session
 
     async def _copy(
-        self, context: Context, session: RelayedSession, made: Made, episode: Reply
+        self, context: Context, session: RelayedSession, made: NewSession, episode: Reply
     ) -> RelayedSession:
         copy = self._open(context, session.entry, made, session.journal.kwargs, session.idle_timeout_s)
         await copy.take_episode(episode)

@@ -16,7 +16,7 @@ from rollgym.env_server.common.requests import episode_of
 from rollgym.env_server.gateway.journal_entries import (
     About,
     Arguments,
-    Head,
+    EpisodeStart,
     JournalAway,
     Opened,
     SharedSession,
@@ -295,7 +295,7 @@ class RelayedSession(BaseSession):
         episode, index = int(reply["episode"]), int(reply["step"]) - 1
         over = bool(reply["terminated"]), bool(reply["truncated"])
         self._move_to(generation, episode, index + 1, over)
-        following: Head | None = None
+        following: EpisodeStart | None = None
         if reply.get("reset") is not None:
             following = self._note_head(generation, fields.get("reset") or {}, reply["reset"], binary)
         if not self.entry.deterministic:
@@ -311,11 +311,11 @@ class RelayedSession(BaseSession):
 
     def _note_head(
         self, generation: int, fields: Mapping[str, Any], reply: Mapping[str, Any], binary: bool
-    ) -> Head:
+    ) -> EpisodeStart:
         self._move_to(generation, int(reply["episode"]), 0, (False, False))
         self.seed = seed = int(reply["seed"])
         digest = step_digest(self._in_json(reply["observation"], binary), 0.0, False, False)
-        return Head(seed, _options(fields, binary), digest, [])
+        return EpisodeStart(seed, _options(fields, binary), digest, [])
 
     def _move_to(self, generation: int, episode: int, step: int, over: tuple[bool, bool]) -> None:
         """Note its episode and step; answers of a node that it has left do not count."""
@@ -380,11 +380,11 @@ def _options(fields: Mapping[str, Any], binary: bool) -> Any:
     return encode_value(None, decode_value(None, options), binary=False) if binary else options
 
 
-def _head(journal: Journal) -> Head | None:
+def _head(journal: Journal) -> EpisodeStart | None:
     """How a journal's episode began; None before the first one."""
     if journal.seed is None or journal.reset_digest is None:
         return None
-    return Head(journal.seed, journal.options, journal.reset_digest, journal.reseeds)
+    return EpisodeStart(journal.seed, journal.options, journal.reset_digest, journal.reseeds)
 
 
 class SessionRelease:

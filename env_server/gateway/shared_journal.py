@@ -25,7 +25,7 @@ from rollgym.env_server.gateway.journal_entries import (
     Arguments,
     Claim,
     DamagedEntryError,
-    Head,
+    EpisodeStart,
     JournalAway,
     Opened,
     SharedSession,
@@ -272,7 +272,7 @@ class SharedJournal:
             return Claim(
                 generation + 1,
                 episode,
-                Head.read(head, session_id, episode),
+                EpisodeStart.read(head, session_id, episode),
                 await read_steps(session_id, episode, steps),
             )
         except _UNREADABLE as error:
@@ -405,7 +405,7 @@ def _session(session_id: str, found: dict[bytes, bytes], moving_ms: int, held_st
         upstream_id=found[b"upstream_id"].decode(),
         episode=episode,
         steps=steps,
-        head=Head.read(found[b"head"], session_id, episode),
+        head=EpisodeStart.read(found[b"head"], session_id, episode),
         over=(bool(over & 1), bool(over & 2)),
         ended=reason,
         moving_s=moving_ms / 1000 if b"holder" in found else None,

@@ -13,12 +13,12 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.catalog.catalog import CatalogEntry
 from rollgym.env_server.common.metrics import Metrics
 from rollgym.env_server.common.requests import invalid, requested
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.operations.runner import Runner, busy, environment_error, not_reset
 from rollgym.env_server.sessions.journal import EndedStep
 from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.replies import Reply, detached, encode_given, encode_observation, reset_reply
-from rollgym.env_server.sessions.session import ResetRecord, Running, Session, StepRecord
+from rollgym.env_server.sessions.session import LocalSession, ResetRecord, Running, StepRecord
 from rollgym.env_server.workers.base import EnvironmentRaised, OptionsRefused, StepOutcome
 from rollgym.envs.core.hooks import misfit
 
@@ -41,7 +41,7 @@ class Resetting:
     """
 
     def __init__(
-        self, settings: Settings, metrics: Metrics, runner: Runner, journal_file: JournalFile | None
+        self, settings: ServerSettings, metrics: Metrics, runner: Runner, journal_file: JournalFile | None
     ) -> None:
         self._settings = settings
         self._metrics = metrics
@@ -49,7 +49,7 @@ class Resetting:
         self._journal_file = journal_file
 
     def reset(
-        self, context: Context, session: Session, fields: Mapping[str, Any]
+        self, context: Context, session: LocalSession, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         """Begin an episode; a request id seen before is answered as before."""
         request = requested(ResetRequest, fields)
@@ -100,7 +100,7 @@ class Resetting:
 
     def inline(
         self,
-        session: Session,
+        session: LocalSession,
         seed: int | None,
         options: dict[str, Any] | None,
         request_id: str | None = None,
@@ -130,7 +130,7 @@ class Resetting:
 
     async def in_worker(
         self,
-        session: Session,
+        session: LocalSession,
         seed: int | None,
         options: dict[str, Any] | None,
         request_id: str | None = None,
@@ -152,7 +152,7 @@ class Resetting:
 
     def _begun(
         self,
-        session: Session,
+        session: LocalSession,
         seed: int,
         options: dict[str, Any] | None,
         observation: Any,
@@ -187,7 +187,7 @@ class Resetting:
             self._journal_file.began(session.session_id, record.episode)
         return record
 
-    def _again(self, context: Context, session: Session) -> Reply | Awaitable[Reply]:
+    def _again(self, context: Context, session: LocalSession) -> Reply | Awaitable[Reply]:
         """How the running episode began; a repeated answer does not restart it."""
         began = session.began
         if began is not None:
@@ -201,23 +201,23 @@ class Resetting:
             "not_reset", "it is not known any more how this episode began; the next one that is reset tells"
         )
 
-    async def _replayed(self, context: Context, session: Session) -> Reply:
+    async def _replayed(self, context: Context, session: LocalSession) -> Reply:
         """The same, if only a replay can say."""
         await self._runner.recover(session)
         reply = self._again(context, session)
         return reply if isinstance(reply, dict) else await reply
 
-    async def _recalled(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+    async def _recalled(self, context: Context, session: LocalSession, fields: Mapping[str, Any]) -> Reply:
         """The answer that a process gave before it died: the replay gives it again."""
         await self._runner.recover(session)
         reply = self.reset(context, session, fields)
         return reply if isinstance(reply, dict) else await reply
 
-    async def _later(self, context: Context, session: Session, running: Running) -> Reply:
+    async def _later(self, context: Context, session: LocalSession, running: Running) -> Reply:
         record: ResetRecord = await self._runner.result(running)
         return self._encoded(context, session, record)
 
-    def _encoded(self, context: Context, session: Session, record: ResetRecord) -> Reply:
+    def _encoded(self, context: Context, session: LocalSession, record: ResetRecord) -> Reply:
         try:
             return reset_reply(session.observation_space, record, context)
         except EncodeError as error:
@@ -226,7 +226,7 @@ class Resetting:
                 raise environment_error(error) from error
             raise self.broken(session, error) from error
 
-    def broken(self, session: Session, error: EnvironmentRaised | EncodeError) -> ProblemError:
+    def broken(self, session: LocalSession, error: EnvironmentRaised | EncodeError) -> ProblemError:
         """Note that an environment failed, and give the problem; the session can be reset."""
         if session.playing:
             self._metrics.episodes[session.entry.label, "error"] += 1
@@ -269,7 +269,7 @@ class Rendering:
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def render(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Awaitable[Reply]:
+    def render(self, context: Context, session: LocalSession, fields: Mapping[str, Any]) -> Awaitable[Reply]:
         """Render the environment's current state."""
         request = requested(RenderRequest, fields)
         modes = session.entry.render_modes
@@ -283,7 +283,7 @@ class Rendering:
         running = self._runner.start(session, "render", self._render(session, mode))
         return self._rendered(running, context.binary)
 
-    async def _render(self, session: Session, mode: str) -> Any:
+    async def _render(self, session: LocalSession, mode: str) -> Any:
         timeout = session.entry.step_timeout_s
         return await self._runner.in_episode(
             session, lambda: session.worker.render(session.session_id, mode, timeout=timeout)

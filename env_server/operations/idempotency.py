@@ -12,7 +12,7 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.operations.runner import Runner, busy, step_mismatch
 from rollgym.env_server.sessions.journal_records import Opening
 from rollgym.env_server.sessions.replies import Reply, reset_reply, session_reply
-from rollgym.env_server.sessions.session import ResetRecord, Session
+from rollgym.env_server.sessions.session import LocalSession, ResetRecord
 from rollgym.env_server.sessions.sessions import Sessions, session_gone
 
 _Key = tuple[str, str, str]
@@ -120,7 +120,7 @@ class OpenedSession(NamedTuple):
     reset: ResetRecord | None
 
     @classmethod
-    def of(cls, session: Session, reset: ResetRecord | None) -> "OpenedSession":
+    def of(cls, session: LocalSession, reset: ResetRecord | None) -> "OpenedSession":
         """A session as it is now."""
         return cls(session_reply(session), session.observation_space, session.episode, session.step, reset)
 
@@ -136,7 +136,7 @@ class OpenedSession(NamedTuple):
 
 
 async def open_again(
-    opening: Opening, opened: Sequence[Session], sessions: Sessions, runner: Runner
+    opening: Opening, opened: Sequence[LocalSession], sessions: Sessions, runner: Runner
 ) -> list[OpenedSession]:
     """Restore the answer that an earlier process gave to a request, by replay.
 
@@ -150,7 +150,7 @@ async def open_again(
 
 
 async def _open_again(
-    opening: Opening, session: Session, sessions: Sessions, runner: Runner
+    opening: Opening, session: LocalSession, sessions: Sessions, runner: Runner
 ) -> OpenedSession:
     ended = sessions.end_reason(session.session_id)
     if ended is not None:

@@ -10,7 +10,7 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.requests import requested
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.peers import Peers
 from rollgym.env_server.gateway.registering import Lineage
 from rollgym.env_server.sessions.replies import Reply
@@ -68,7 +68,7 @@ class Information:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         rank: ProcessRank,
         catalog: Catalog,
         sessions: Sessions,

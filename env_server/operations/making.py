@@ -27,7 +27,7 @@ from rollgym.env_server.common.requests import (
     requested,
     restore_request,
 )
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.peers import Peers
 from rollgym.env_server.gateway.relay import Relay
 from rollgym.env_server.gateway.relayed_making import RelayedMaking, RelayedOpening
@@ -46,7 +46,7 @@ from rollgym.env_server.sessions.journal import Journal, ReplayDiverged, journal
 from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.journal_records import JournaledSession, Opening
 from rollgym.env_server.sessions.replies import Reply, opened_sessions
-from rollgym.env_server.sessions.session import BaseSession, ResetRecord, Session
+from rollgym.env_server.sessions.session import BaseSession, LocalSession, ResetRecord
 from rollgym.env_server.sessions.sessions import Sessions, session_gone
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
@@ -59,7 +59,7 @@ from rollgym.env_server.workers.base import (
 
 _Request = MakeRequest | ForkRequest | RestoreRequest
 _OPS: dict[type[_Request], str] = {MakeRequest: "make", ForkRequest: "fork", RestoreRequest: "restore"}
-_Begin = Callable[[Session, int], Coroutine[Any, Any, ResetRecord | None]]
+_Begin = Callable[[LocalSession, int], Coroutine[Any, Any, ResetRecord | None]]
 _REFUSED_BY_CONSTRUCTOR = frozenset({"TypeError", "ValueError", "KeyError", "AssertionError"})
 _MAX_CLOSE = 65536
 
@@ -80,7 +80,7 @@ class Making:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         catalog: Catalog,
         sessions: Sessions,
         runner: Runner,
@@ -135,7 +135,7 @@ class Making:
         if entry.relayed:
             return await self._relayed.make(context, entry, request, idle_timeout_s)
 
-        async def begin(session: Session, number: int) -> ResetRecord | None:
+        async def begin(session: LocalSession, number: int) -> ResetRecord | None:
             try:
                 if session.inline is not None:
                     session.take_spaces(*session.inline.make_now(session.session_id, entry.source, kwargs))
@@ -178,7 +178,7 @@ class Making:
     ) -> Sequence[OpenedSession | RelayedOpening]:
         if isinstance(session, RelayedSession):
             return await self._relayed.fork(context, session, request)
-        assert isinstance(session, Session)
+        assert isinstance(session, LocalSession)
         self._sessions.require_open(session)
         if session.running is not None:
             raise busy(session.running)
@@ -190,7 +190,7 @@ class Making:
         # The session may take steps while it is copied.
         episode, last = session.journal.portable(max(0, session.episode)), session.last
 
-        async def copied(copy: Session, number: int) -> None:
+        async def copied(copy: LocalSession, number: int) -> None:
             await self._rebuild(copy, episode)
             copy.last = last
             if request.reseed is not None:
@@ -199,7 +199,7 @@ class Making:
                 await copy.worker.reseed(copy.session_id, seed, timeout=timeout)
                 copy.journal.reseed(seed)
 
-        async def begin(copy: Session, number: int) -> None:
+        async def begin(copy: LocalSession, number: int) -> None:
             await self._runner.persist(copy, lambda: copied(copy, number))
 
         return await self._open(
@@ -244,12 +244,12 @@ class Making:
         if entry.relayed:
             return await self._relayed.restore(context, entry, request, idle_timeout_s)
 
-        async def begin(session: Session, number: int) -> None:
+        async def begin(session: LocalSession, number: int) -> None:
             await self._runner.persist(session, lambda: self._rebuild(session, episode))
 
         return await self._open(context, request, entry, episode.kwargs, 1, idle_timeout_s, begin)
 
-    async def _rebuild(self, session: Session, episode: PortableEpisode) -> None:
+    async def _rebuild(self, session: LocalSession, episode: PortableEpisode) -> None:
         try:
             session.journal = await journal_of(episode)
             session.episode = episode.episode if episode.seed is not None else -1
@@ -259,11 +259,11 @@ class Making:
 
     def recall(self, restored: Iterable[JournaledSession]) -> None:
         """Restore the answers of the previous process whose sessions were restored."""
-        groups: defaultdict[tuple[str, Opening], list[Session]] = defaultdict(list)
+        groups: defaultdict[tuple[str, Opening], list[LocalSession]] = defaultdict(list)
         for journaled in restored:
             if journaled.opened_by is not None:
                 session = self._sessions.by_id.get(journaled.session_id)
-                if isinstance(session, Session):
+                if isinstance(session, LocalSession):
                     groups[journaled.owner, journaled.opened_by].append(session)
         for (owner, opening), opened in groups.items():
             # Missing sessions were still being written, or have been used and ended since.
@@ -288,7 +288,7 @@ class Making:
         self._sessions.reserve(caller, count)
         now = asyncio.get_running_loop().time()
         opened = [
-            Session(
+            LocalSession(
                 self._sessions.new_id(),
                 entry=entry,
                 owner=caller.name,
@@ -333,7 +333,7 @@ class Making:
                 )
         return [OpenedSession.of(session, record) for session, record in zip(opened, records, strict=True)]
 
-    async def _begin_all(self, opened: list[Session], begin: _Begin) -> list[ResetRecord | None]:
+    async def _begin_all(self, opened: list[LocalSession], begin: _Begin) -> list[ResetRecord | None]:
         if opened[0].inline is not None:
             records: list[ResetRecord | None] = []
             for number, session in enumerate(opened):
@@ -348,7 +348,7 @@ class Making:
                 raise result
         return [result for result in results if not isinstance(result, BaseException)]
 
-    async def _begin(self, session: Session, number: int, begin: _Begin) -> ResetRecord | None:
+    async def _begin(self, session: LocalSession, number: int, begin: _Begin) -> ResetRecord | None:
         try:
             return await begin(session, number)
         except EnvironmentRaised as error:
@@ -398,7 +398,7 @@ def _said(request: _Request, more: Any) -> bytes:
     return said.digest()
 
 
-def _opening(request: _Request, opened: list[Session]) -> Opening | None:
+def _opening(request: _Request, opened: list[LocalSession]) -> Opening | None:
     """The request as the journal keeps it; None if it cannot be repeated."""
     if request.request_id is None:
         return None

@@ -28,7 +28,7 @@ from rollgym.env_server.operations.stepping import Stepping
 from rollgym.env_server.operations.verifying import Verifying
 from rollgym.env_server.sessions.journal import DIGEST_BYTES, MANY_STEPS, unpacked
 from rollgym.env_server.sessions.replies import Reply
-from rollgym.env_server.sessions.session import BaseSession, Session
+from rollgym.env_server.sessions.session import BaseSession, LocalSession
 from rollgym.env_server.sessions.sessions import Sessions
 
 SOCKET_OPS = frozenset(
@@ -49,7 +49,7 @@ _MAX_SHOWN = 100
 
 _log = logging.getLogger(__name__)
 
-SessionHandler = Callable[[Context, Session, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
+SessionHandler = Callable[[Context, LocalSession, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 Handler = Callable[[Context, Mapping[str, Any]], "Reply | Awaitable[Reply]"]
 
 
@@ -161,10 +161,10 @@ class Operations:
                 session = self._find(context, op, fields)
                 if context.call_id is not None and session is not None:
                     reply = self._call_named(context, session, op, fields)
-                    if type(session) is not Session:
+                    if type(session) is not LocalSession:
                         # The relay counts what it has passed on.
                         return reply
-                elif type(session) is Session:
+                elif type(session) is LocalSession:
                     reply = handler(context, session, fields)
                 elif session is None:
                     reply = self._absent(context, op, fields)
@@ -207,7 +207,7 @@ class Operations:
         self, context: Context, session: BaseSession, op: str, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         """Run an operation of a named call; a cancellation by that name cancels this call only."""
-        if type(session) is not Session:
+        if type(session) is not LocalSession:
             return self._pass_on(context, session, op, fields)
         if op == "cancel" and session.call_id != context.call_id:
             return {}
@@ -379,7 +379,7 @@ class Operations:
         return self._making.fork(context, session, fields)
 
     def _episode(
-        self, context: Context, session: Session, fields: Mapping[str, Any]
+        self, context: Context, session: LocalSession, fields: Mapping[str, Any]
     ) -> Reply | Awaitable[Reply]:
         refuse_fields(fields)
         journal, episode = session.journal, max(0, session.episode)
@@ -389,7 +389,7 @@ class Operations:
         reply = journal.portable(episode, digests=[]).in_json()
         return _with_digests(reply, journal.packed_digests())
 
-    def _session(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+    def _session(self, context: Context, session: LocalSession, fields: Mapping[str, Any]) -> Reply:
         refuse_fields(fields)
         return session.describe(self._time())
 
@@ -419,7 +419,7 @@ def unknown_op(op: Any) -> ProblemError:
     return ProblemError("unknown_op", f"there is no operation {shown}", known=sorted(SOCKET_OPS))
 
 
-def _cancel(context: Context, session: Session, fields: Mapping[str, Any]) -> Reply:
+def _cancel(context: Context, session: LocalSession, fields: Mapping[str, Any]) -> Reply:
     """Give the running operation up; the session can be reset or closed."""
     refuse_fields(fields)
     if session.running is not None:

@@ -19,9 +19,9 @@ from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.common.event_loop import Slices
 from rollgym.env_server.common.metrics import Metrics, RebuildOutcome
 from rollgym.env_server.common.requests import invalid
-from rollgym.env_server.common.settings import ConfigurationError, Settings, TimeoutSettings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings, TimeoutSettings
 from rollgym.env_server.sessions.journal import EndedStep, Journal, ReplayDiverged, rebuild
-from rollgym.env_server.sessions.session import NO_REQUEST, ResetRecord, Running, Session, StepRecord
+from rollgym.env_server.sessions.session import NO_REQUEST, LocalSession, ResetRecord, Running, StepRecord
 from rollgym.env_server.sessions.sessions import Sessions, session_gone
 from rollgym.env_server.workers.base import (
     EnvironmentRaised,
@@ -94,14 +94,14 @@ def busy(running: Running) -> ProblemError:
     return ProblemError("busy", f"a {running.kind} is running on this session", running=running.kind)
 
 
-def episode_over(session: Session) -> ProblemError:
+def episode_over(session: LocalSession) -> ProblemError:
     """The problem that the episode has ended."""
     return ProblemError(
         "episode_over", f"episode {session.episode} ended at step {session.step}; reset the session"
     )
 
 
-def not_reset(session: Session) -> ProblemError:
+def not_reset(session: LocalSession) -> ProblemError:
     """The problem that no episode runs."""
     if session.episode < 0:
         return ProblemError("not_reset", "the session was not reset yet")
@@ -110,7 +110,7 @@ def not_reset(session: Session) -> ProblemError:
     )
 
 
-def step_mismatch(session: Session, detail: str) -> ProblemError:
+def step_mismatch(session: LocalSession, detail: str) -> ProblemError:
     """The problem that a step names another place than the session is at."""
     episode = session.episode if session.episode >= 0 else None
     return ProblemError("step_mismatch", detail, episode=episode, step=session.step)
@@ -134,7 +134,7 @@ class Runner:
 
     def start(
         self,
-        session: Session,
+        session: LocalSession,
         kind: str,
         body: Coroutine[Any, Any, Any],
         *,
@@ -169,7 +169,7 @@ class Runner:
         """
         return await asyncio.shield(running.outcome)
 
-    async def recover(self, session: Session) -> None:
+    async def recover(self, session: LocalSession) -> None:
         """Rebuild a session's environment from its journal; concurrent callers share one recovery.
 
         Raises:
@@ -186,7 +186,7 @@ class Runner:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
 
-    async def make(self, session: Session) -> None:
+    async def make(self, session: LocalSession) -> None:
         """Make the session's environment again, without an episode."""
         spaces = await session.worker.make(
             session.session_id, session.entry.source, session.kwargs, timeout=self._settings.make_timeout_s
@@ -194,7 +194,7 @@ class Runner:
         session.take_spaces(*spaces)
         session.attached = True
 
-    async def attach(self, session: Session) -> None:
+    async def attach(self, session: LocalSession) -> None:
         """Make sure that the worker holds the environment, at the session's point.
 
         Raises:
@@ -206,7 +206,7 @@ class Runner:
             raise not_reset(session)
         await self.rebuild(session, session.journal)
 
-    async def in_episode(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def in_episode(self, session: LocalSession, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a function on the session's environment, in its episode; the environment is rebuilt first if need be."""
 
         async def attached() -> _Result:
@@ -215,7 +215,7 @@ class Runner:
 
         return await self.persist(session, attached)
 
-    async def persist(self, session: Session, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def persist(self, session: LocalSession, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run a function in a worker that may die, and retry it if the worker did.
 
         A crash that another session caused does not count as a failure; an operation that takes its own worker down is
@@ -243,7 +243,7 @@ class Runner:
                 session.attached = False
                 session.recoverable = session.episode >= 0
 
-    async def rebuild(self, session: Session, journal: Journal) -> ResetRecord | None:
+    async def rebuild(self, session: LocalSession, journal: Journal) -> ResetRecord | None:
         """Rebuild the session's environment from a journal, by replay; return how its episode began.
 
         Raises:
@@ -284,7 +284,7 @@ class Runner:
             session.last = _answered(session, journal.before, began)
         return began
 
-    def _settle(self, session: Session, running: Running, task: "asyncio.Task[Any]") -> None:
+    def _settle(self, session: LocalSession, running: Running, task: "asyncio.Task[Any]") -> None:
         """Record the result or the failure of an operation, and deliver it to those that wait for it."""
         self._tasks.discard(task)
         session.running = None
@@ -304,7 +304,7 @@ class Runner:
         # The caller may have left; the session keeps the problem if it matters.
         running.outcome.exception()
 
-    def _problem(self, session: Session, kind: str, error: BaseException) -> ProblemError:
+    def _problem(self, session: LocalSession, kind: str, error: BaseException) -> ProblemError:
         """Turn a failure into a problem, and leave the session as that problem says."""
         ended = self._sessions.end_reason(session.session_id)
         if ended is not None:
@@ -333,7 +333,7 @@ class Runner:
         return ProblemError("step_timeout", f"the {kind} was cancelled; reset the session", cancelled=True)
 
 
-def _was_taken(session: Session, running: Running) -> bool:
+def _was_taken(session: LocalSession, running: Running) -> bool:
     """Whether the environment has answered a step, and it was the next episode that could not begin."""
     last = session.last
     return (
@@ -343,7 +343,7 @@ def _was_taken(session: Session, running: Running) -> bool:
     )
 
 
-def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> ProblemError:
+def _left_as_it_is(session: LocalSession, error: ServerFailed | ServerLost) -> ProblemError:
     """The problem that a registered server failed an operation: the session is unchanged and can continue."""
     if isinstance(error, ServerLost):
         session.attached = False
@@ -353,7 +353,7 @@ def _left_as_it_is(session: Session, error: ServerFailed | ServerLost) -> Proble
     )
 
 
-def _answered(session: Session, before: EndedStep, began: ResetRecord) -> StepRecord:
+def _answered(session: LocalSession, before: EndedStep, began: ResetRecord) -> StepRecord:
     """The last step of a session whose present episode it began."""
     outcome = StepOutcome(
         decode_value(session.observation_space, before.observation),
@@ -377,7 +377,7 @@ class WorkerPools:
         processes: The worker of those isolated by process.
     """
 
-    def __init__(self, settings: Settings, remote: Worker) -> None:
+    def __init__(self, settings: ServerSettings, remote: Worker) -> None:
         self._remote = remote
         self.threads = ThreadWorker(settings.threads)
         # With Ray, there are none here.
@@ -451,7 +451,7 @@ class WorkerPools:
         await self._remote.shutdown()
 
 
-def _process_worker(settings: Settings, here: ProcessWorker) -> Worker:
+def _process_worker(settings: ServerSettings, here: ProcessWorker) -> Worker:
     if settings.workers != "ray":
         return here
     try:

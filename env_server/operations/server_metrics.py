@@ -14,7 +14,7 @@ from rollgym.clients.measuring.metrics import queued_seconds
 from rollgym.clients.protocol.messages import Isolation
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.metrics import BOUNDS, Durations, Metrics, OperationTimes
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.registry import Registry
 from rollgym.env_server.operations.runner import WorkerPools
 from rollgym.env_server.sessions.journal_file import JournalFile
@@ -103,7 +103,7 @@ class ServerState:
         ready: Whether this process is ready.
     """
 
-    settings: Settings
+    settings: ServerSettings
     rank: ProcessRank
     metrics: Metrics
     sessions: Mapping[str, BaseSession]

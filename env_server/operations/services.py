@@ -15,7 +15,7 @@ from rollgym.env_server.common.io_process import Lifecycle, ProcessRank, ServerP
 from rollgym.env_server.common.loop_watch import LoopWatch
 from rollgym.env_server.common.metrics import EnvironmentLabels, Metrics
 from rollgym.env_server.common.overload import Overload
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.gateway.gateway import Gateway
 from rollgym.env_server.gateway.peers import Peers, RequestAffinity
 from rollgym.env_server.gateway.registering import catalog_entry
@@ -57,7 +57,7 @@ class Services:
         catalog: The environments that are served.
     """
 
-    def __init__(self, settings: Settings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
+    def __init__(self, settings: ServerSettings, rank: ProcessRank, tokens: Tokens, catalog: Catalog) -> None:
         self.settings = settings
         # Looked at for every answer.
         self.portable_limit = settings.max_portable_bytes
@@ -275,7 +275,7 @@ class Services:
 
 
 def _tracing(
-    settings: Settings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, BaseSession]
+    settings: ServerSettings, rank: ProcessRank, operations: Operations, sessions: Mapping[str, BaseSession]
 ) -> "TracedOperations | None":
     if settings.trace_endpoint is None:
         return None

@@ -16,7 +16,7 @@ from rollgym.clients.protocol.values import EncodeError
 from rollgym.env_server.access.context import Context
 from rollgym.env_server.common.metrics import Metrics
 from rollgym.env_server.common.requests import ENVELOPE, requested
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.operations.episodes import Resetting
 from rollgym.env_server.operations.runner import (
     Runner,
@@ -28,7 +28,7 @@ from rollgym.env_server.operations.runner import (
 )
 from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.replies import Reply, detached, encode_observation, step_reply
-from rollgym.env_server.sessions.session import Running, Session, StepRecord
+from rollgym.env_server.sessions.session import LocalSession, Running, StepRecord
 from rollgym.env_server.workers.base import EnvironmentRaised, StepOutcome
 
 _PLAIN_FIELDS = ENVELOPE | {"action", "episode", "step", "autoreset", "reset"}
@@ -80,7 +80,7 @@ class Stepping:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         metrics: Metrics,
         runner: Runner,
         resetting: Resetting,
@@ -95,7 +95,9 @@ class Stepping:
         self._resetting = resetting
         self._journal_file = journal_file
 
-    def step(self, context: Context, session: Session, fields: Mapping[str, Any]) -> Reply | Awaitable[Reply]:
+    def step(
+        self, context: Context, session: LocalSession, fields: Mapping[str, Any]
+    ) -> Reply | Awaitable[Reply]:
         """Take one step; one that is running is joined, the last one taken is answered again."""
         episode, index = fields.get("episode"), fields.get("step")
         if not (
@@ -119,7 +121,7 @@ class Stepping:
             then = NextEpisode(fields["reset"]["seed"]) if "reset" in fields else _NO_CHOICE
         return self._step(context, session, StepOrder(fields["action"], episode, index, then))
 
-    def _step(self, context: Context, session: Session, order: StepOrder) -> Reply | Awaitable[Reply]:
+    def _step(self, context: Context, session: LocalSession, order: StepOrder) -> Reply | Awaitable[Reply]:
         if session.recoverable and not session.attached:
             running = session.running
             if running is None or running.kind == "recovery":
@@ -152,7 +154,7 @@ class Stepping:
             record = self._begin_next(session, record, then)
         return self._encoded(context, session, record)
 
-    def _require_room(self, session: Session, written: Any) -> None:
+    def _require_room(self, session: LocalSession, written: Any) -> None:
         """Refuse an action with which the episode would be longer than one that can be restored.
 
         Raises:
@@ -168,7 +170,7 @@ class Stepping:
             )
 
     async def _step_in_worker(
-        self, session: Session, order: StepOrder, action: Any, written: Any
+        self, session: LocalSession, order: StepOrder, action: Any, written: Any
     ) -> StepRecord:
         limit = session.entry.step_timeout_s
         timeout = limit if order.timeout_s is None else min(limit, order.timeout_s)
@@ -180,13 +182,13 @@ class Stepping:
             record = await self._begin_next_in_worker(session, record, order.then)
         return record
 
-    async def _recovered(self, context: Context, session: Session, order: StepOrder) -> Reply:
+    async def _recovered(self, context: Context, session: LocalSession, order: StepOrder) -> Reply:
         """A step of a session from the journal of a process that died: its environment and its last answer first."""
         await self._runner.recover(session)
         reply = self._step(context, session, order)
         return reply if isinstance(reply, dict) else await reply
 
-    def _taken(self, session: Session, written: Any, outcome: StepOutcome) -> StepRecord:
+    def _taken(self, session: LocalSession, written: Any, outcome: StepOutcome) -> StepRecord:
         """Advance a session by its environment's answer."""
         try:
             observation, reward, terminated, truncated, info = outcome
@@ -212,7 +214,7 @@ class Stepping:
             self._journal_file.stepped(session.session_id)
         return record
 
-    def _begin_next(self, session: Session, record: StepRecord, then: NextEpisode) -> StepRecord:
+    def _begin_next(self, session: LocalSession, record: StepRecord, then: NextEpisode) -> StepRecord:
         """Begin the episode after the one that a step has ended."""
         kept = _detached(record)
         reset = self._resetting.inline(session, then.seed, then.options, ending=kept)
@@ -220,7 +222,7 @@ class Stepping:
         return session.last
 
     async def _begin_next_in_worker(
-        self, session: Session, record: StepRecord, then: NextEpisode
+        self, session: LocalSession, record: StepRecord, then: NextEpisode
     ) -> StepRecord:
         if session.inline is not None:
             return self._begin_next(session, record, then)
@@ -229,7 +231,7 @@ class Stepping:
         session.last = kept._replace(reset=reset)
         return session.last
 
-    def _encoded(self, context: Context, session: Session, record: StepRecord) -> Reply:
+    def _encoded(self, context: Context, session: LocalSession, record: StepRecord) -> Reply:
         if isinstance(record.outcome, ProblemError):
             raise record.outcome
         try:
@@ -242,11 +244,13 @@ class Stepping:
             session.last = StepRecord(record.episode, record.step, record.action, problem)
             raise problem from error
 
-    async def _later(self, context: Context, session: Session, running: Running) -> Reply:
+    async def _later(self, context: Context, session: LocalSession, running: Running) -> Reply:
         record: StepRecord = await self._runner.result(running)
         return self._encoded(context, session, record)
 
-    def _failed(self, session: Session, written: Any, error: EnvironmentRaised | EncodeError) -> ProblemError:
+    def _failed(
+        self, session: LocalSession, written: Any, error: EnvironmentRaised | EncodeError
+    ) -> ProblemError:
         """Record a step that failed in the environment: a retry gets the same problem."""
         problem = self._resetting.broken(session, error)
         session.last = StepRecord(session.episode, session.step, written, problem)
@@ -254,7 +258,7 @@ class Stepping:
 
     # -- steps that are not simply the next one ------------------------------------------------------------------
 
-    def _repeat(self, context: Context, session: Session, order: StepOrder) -> Reply | Awaitable[Reply]:
+    def _repeat(self, context: Context, session: LocalSession, order: StepOrder) -> Reply | Awaitable[Reply]:
         episode, index = order.episode, order.step
         running = session.running
         if running is not None:
@@ -294,7 +298,7 @@ def _only_seeds(reset: Any) -> bool:
     return type(seed) is int and 0 <= seed < _SEEDS
 
 
-def _awaits_reset(session: Session, last: StepRecord) -> bool:
+def _awaits_reset(session: LocalSession, last: StepRecord) -> bool:
     """Whether a session's last step has ended its episode."""
     return (
         last.reset is None
@@ -328,7 +332,7 @@ def _plain_outcome(outcome: StepOutcome) -> StepOutcome:
     return StepOutcome(observation, reward, terminated, truncated, info)
 
 
-def _same_action(session: Session, wire: Any, written: Any) -> bool:
+def _same_action(session: LocalSession, wire: Any, written: Any) -> bool:
     if wire is written or type(wire) is type(written) is str:
         return bool(wire == written)
     try:

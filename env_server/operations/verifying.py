@@ -11,7 +11,7 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.common.metrics import Metrics
 from rollgym.env_server.common.requests import invalid, requested
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.operations.runner import environment_error
 from rollgym.env_server.sessions.replies import Reply, encode_given
 from rollgym.env_server.workers.base import (
@@ -37,7 +37,11 @@ class Verifying:
     """
 
     def __init__(
-        self, settings: Settings, catalog: Catalog, metrics: Metrics, worker: Callable[[CatalogEntry], Worker]
+        self,
+        settings: ServerSettings,
+        catalog: Catalog,
+        metrics: Metrics,
+        worker: Callable[[CatalogEntry], Worker],
     ) -> None:
         self._settings = settings
         self._catalog = catalog

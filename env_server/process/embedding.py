@@ -16,7 +16,7 @@ from rollgym.env_server.access.tokens import Tokens
 from rollgym.env_server.catalog.catalog import Catalog, named_class
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.negotiation import problem_answer
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.common.settings_loading import check_settings
 from rollgym.env_server.http.socket import Receive, Scope, Send
 from rollgym.env_server.http.transport.serving import EmbeddedServer, http_config
@@ -55,7 +55,7 @@ async def serve_here(environments: Sequence[str], *, allow_expert: bool = False)
     Raises:
         ConfigurationError: If an environment cannot be imported or made.
     """
-    settings = Settings(
+    settings = ServerSettings(
         port=0,
         workers=1,
         env=tuple(environments),
@@ -107,7 +107,7 @@ class MountedServer:
         settings: Its environments, callers and limits.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         self._settings = settings
         self._tokens = Tokens.load(settings.token_file)
         self._faces = served_faces(settings.face)

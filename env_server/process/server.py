@@ -15,7 +15,7 @@ from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.logs import configure_logs, describe_records
 from rollgym.env_server.common.loop_watch import StandstillWatch
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.gateway.announcer import Announcer
 from rollgym.env_server.http.transport.serving import DrainingServer, http_config
 from rollgym.env_server.operations.services import Services
@@ -83,7 +83,7 @@ def url_of(host: str, listening: socket.socket) -> str:
 
 
 def run_process(
-    settings: Settings, rank: ProcessRank, listening: socket.socket, announce: Callable[[], None]
+    settings: ServerSettings, rank: ProcessRank, listening: socket.socket, announce: Callable[[], None]
 ) -> int:
     """Serve on a listening socket until SIGTERM or SIGINT.
 
@@ -131,7 +131,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def _serve(
-    settings: Settings,
+    settings: ServerSettings,
     rank: ProcessRank,
     tokens: Tokens,
     catalog: Catalog,

@@ -16,7 +16,7 @@ from pathlib import Path
 from rollgym.env_server.access.quotas import start_quota_counters
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.logs import configure_logs
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.process.server import bind, reserve, run_process, url_of
 
 _BOOT = (
@@ -46,7 +46,7 @@ _READY_LINE = b"ready\n"
 _log = logging.getLogger(__name__)
 
 
-def supervise(settings: Settings, announce: Callable[[str], None]) -> int:
+def supervise(settings: ServerSettings, announce: Callable[[str], None]) -> int:
     """Run `settings.processes` I/O processes until SIGTERM or SIGINT.
 
     Args:
@@ -102,7 +102,7 @@ class Supervisor:
         announce: Called once all of them serve.
     """
 
-    def __init__(self, settings: Settings, directory: Path, announce: Callable[[], None]) -> None:
+    def __init__(self, settings: ServerSettings, directory: Path, announce: Callable[[], None]) -> None:
         self._settings = settings
         self._directory = directory
         self._announce = announce
@@ -246,7 +246,7 @@ def main() -> int:
     # Until the token file is read, there is nothing to read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     orders = json.loads(sys.stdin.buffer.readline())
-    settings = Settings.model_validate(orders["settings"])
+    settings = ServerSettings.model_validate(orders["settings"])
     rank = ProcessRank(orders["index"], settings.processes, Path(orders["directory"]), orders["restarts"])
     # Standard output is the channel to the supervisor; all other output goes to the log.
     supervisor = os.dup(sys.stdout.fileno())

@@ -13,7 +13,7 @@ from rollgym.clients.protocol.arrays import INTEGER_LIMIT
 from rollgym.clients.protocol.spaces import UnicodeText, describe_space
 from rollgym.clients.protocol.values import EncodeError, encode_value
 from rollgym.env_server.access.context import Context
-from rollgym.env_server.sessions.session import ResetRecord, Session, StepRecord
+from rollgym.env_server.sessions.session import LocalSession, ResetRecord, StepRecord
 from rollgym.env_server.workers.base import StepOutcome
 
 Reply = dict[str, Any]
@@ -106,7 +106,7 @@ def reset_reply(space: Space[Any], record: ResetRecord, context: Context) -> Rep
     }
 
 
-def step_reply(session: Session, record: StepRecord, outcome: StepOutcome, context: Context) -> Reply:
+def step_reply(session: LocalSession, record: StepRecord, outcome: StepOutcome, context: Context) -> Reply:
     """The answer to a step.
 
     Raises:
@@ -134,7 +134,7 @@ def opened_sessions(reply: Mapping[str, Any]) -> list[str]:
     return [*reply.get("session_ids", ()), *(each["session_id"] for each in made if "session_id" in each)]
 
 
-def session_reply(session: Session) -> Reply:
+def session_reply(session: LocalSession) -> Reply:
     """The answer to a call that makes a session."""
     return {
         "session_id": session.session_id,

@@ -168,7 +168,7 @@ class Running(NamedTuple):
     action: Any = None
 
 
-class Session(BaseSession):
+class LocalSession(BaseSession):
     """A session whose environment belongs to this process.
 
     Attributes:

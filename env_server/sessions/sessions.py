@@ -18,11 +18,11 @@ from rollgym.env_server.access.tokens import Caller, Tokens
 from rollgym.env_server.catalog.catalog import Catalog, CatalogEntry
 from rollgym.env_server.common.io_process import ProcessRank
 from rollgym.env_server.common.metrics import Metrics
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.sessions.journal import EndReason
 from rollgym.env_server.sessions.journal_file import JournalFile
 from rollgym.env_server.sessions.journal_records import JournaledSession
-from rollgym.env_server.sessions.session import BaseSession, Session
+from rollgym.env_server.sessions.session import BaseSession, LocalSession
 from rollgym.env_server.workers.base import Worker
 
 _RUNNING_WAIT_S = 1.0
@@ -136,7 +136,7 @@ class Sessions:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ServerSettings,
         rank: ProcessRank,
         quota_counters: QuotaCounters,
         metrics: Metrics,
@@ -435,9 +435,11 @@ def _loss(journaled: JournaledSession, entry: CatalogEntry | None) -> EndReason 
     return None
 
 
-def _session(journaled: JournaledSession, entry: CatalogEntry, caller: Caller, worker: Worker) -> Session:
+def _session(
+    journaled: JournaledSession, entry: CatalogEntry, caller: Caller, worker: Worker
+) -> LocalSession:
     journal = journaled.journal
-    session = Session(
+    session = LocalSession(
         journaled.session_id,
         entry=entry,
         owner=caller.name,

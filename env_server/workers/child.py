@@ -24,7 +24,7 @@ from rollgym.env_server.workers.wire import (
     RAISED,
     READY,
     RESULT,
-    FrameReader,
+    FrameSplitter,
     dump_result,
     frame,
     load_request,
@@ -133,7 +133,7 @@ def _score(verifier: boundary.Environment, item: Mapping[str, Any]) -> Verdict:
 
 def serve(connection: socket.socket, environments: ChildEnvironments) -> None:
     """Answer requests in order until the request to exit, or until the server has died."""
-    reader = FrameReader()
+    reader = FrameSplitter()
     connection.sendall(frame(0, READY, b""))
     while data := connection.recv(_READ_SIZE):
         for number, _, body in reader.feed(data):

@@ -22,7 +22,7 @@ from rollgym.env_server.workers.wire import (
     READY,
     RESULT,
     Frame,
-    FrameReader,
+    FrameSplitter,
     dump_request,
     frame,
     load_result,
@@ -128,7 +128,7 @@ class ChildProcess(asyncio.Protocol):
         self._ended = ended
         self._loop = asyncio.get_running_loop()
         self._watch(ours)
-        self._reader = FrameReader()
+        self._reader = FrameSplitter()
         self._queue: deque[ChildOperation] = deque()
         self._number = 0
         self._head_since = self._loop.time()

@@ -49,7 +49,7 @@ class Frame(NamedTuple):
     body: bytes
 
 
-class FrameReader:
+class FrameSplitter:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ from rollgym.sandbox.core.limits import DEFAULT_LIMITS, LONGEST_SECONDS, Limits
 from rollgym.sandbox.core.outcomes import Facts, classify
 from rollgym.sandbox.core.probe import probe_sandbox
 from rollgym.sandbox.core.uploads import EndedSession, refused
-from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.frames import FrameError, SupervisorMessage, receive_frame, send_frame
 from rollgym.sandbox.supervisor.order import Order, Stage
 
 _CHUNK = 1 << 16
@@ -56,7 +56,7 @@ class SupervisedSession:
         connection: socket.socket,
         to_program: int,
         from_program: int,
-        result: Callable[[Frame | None], RunResult],
+        result: Callable[[SupervisorMessage | None], RunResult],
     ) -> None:
         self._connection, self._to_program, self._from_program = connection, to_program, from_program
         self._make_result = result
@@ -346,7 +346,7 @@ class SupervisedSandbox:
         """Return the environment variables of a run besides the usual ones."""
         return {}
 
-    def _result(self, answer: Frame | None, order: Order) -> RunResult:
+    def _result(self, answer: SupervisorMessage | None, order: Order) -> RunResult:
         if answer is None:
             return RunResult(outcome=Outcome.SANDBOX_ERROR, detail="the monitor of the run is gone")
         if "error" in answer.head:

@@ -19,7 +19,7 @@ class FrameError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
+class SupervisorMessage:
     """One message.
 
     Attributes:
@@ -57,7 +57,7 @@ def send_frame(
         connection.sendall(blob)
 
 
-def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> Frame | None:
+def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> SupervisorMessage | None:
     """Wait for a message; None at the end of the stream.
 
     Raises:
@@ -78,7 +78,7 @@ def receive_frame(connection: socket.socket, most_bytes: int = _MOST_BYTES) -> F
         head = json.loads(text)
         if not isinstance(head, dict):
             raise FrameError("its head is no object")
-        return Frame(head, [_exactly(connection, length) for length in lengths], descriptors)
+        return SupervisorMessage(head, [_exactly(connection, length) for length in lengths], descriptors)
     except (FrameError, ValueError, OSError) as error:
         for descriptor in descriptors:
             os.close(descriptor)

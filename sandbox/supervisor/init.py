@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rollgym.sandbox.supervisor import files
-from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.frames import FrameError, SupervisorMessage, receive_frame, send_frame
 from rollgym.sandbox.supervisor.jails import InnerJail, Jail
 from rollgym.sandbox.supervisor.restrictions import apply_limits, resource_limits, spawn
 
@@ -62,7 +62,7 @@ class _Init:
                             os.read(self._woken, 512)
                         self._reap()
 
-    def _obey(self, frame: Frame) -> None:
+    def _obey(self, frame: SupervisorMessage) -> None:
         head = frame.head
         try:
             if head["do"] == "lay":
@@ -79,7 +79,7 @@ class _Init:
         finally:
             frame.close()
 
-    def _start(self, head: Mapping[str, Any], frame: Frame) -> None:
+    def _start(self, head: Mapping[str, Any], frame: SupervisorMessage) -> None:
         limits = resource_limits(
             memory_bytes=head["address_space_bytes"],
             cpu_seconds=head["cpu_seconds"],

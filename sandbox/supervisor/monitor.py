@@ -16,7 +16,7 @@ from rollgym.sandbox.supervisor.cgroups import Parents
 from rollgym.sandbox.supervisor.confinements import CONFINEMENTS
 from rollgym.sandbox.supervisor.entering import FirstProcess, enter
 from rollgym.sandbox.supervisor.files import exceeds
-from rollgym.sandbox.supervisor.frames import Frame, FrameError, receive_frame, send_frame
+from rollgym.sandbox.supervisor.frames import FrameError, SupervisorMessage, receive_frame, send_frame
 from rollgym.sandbox.supervisor.jails import remove_tree
 from rollgym.sandbox.supervisor.order import Order, Stage
 from rollgym.sandbox.supervisor.streams import CappedStream, Feed
@@ -58,7 +58,9 @@ def monitor(server: socket.socket, parents: Parents | None) -> None:
 
 
 class _Run:
-    def __init__(self, server: socket.socket, order: Order, frame: Frame, parents: Parents | None) -> None:
+    def __init__(
+        self, server: socket.socket, order: Order, frame: SupervisorMessage, parents: Parents | None
+    ) -> None:
         self._server, self._order, self._frame, self._parents = server, order, frame, parents
         self._first: FirstProcess | None = None
         self._stopped_for: str | None = None
@@ -123,13 +125,13 @@ class _Run:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             send_frame(self._first.channel, head, blobs, descriptors)
 
-    def _hear(self) -> Frame:
+    def _hear(self) -> SupervisorMessage:
         assert self._first is not None
         frame = receive_frame(self._first.channel, most_bytes=1 << 28)
         if frame is None:
             if self._first.group is not None and self._first.group.usage().memory_exhausted:
                 self._stopped_for = "memory"
-                return Frame({"ended": -1})
+                return SupervisorMessage({"ended": -1})
             raise SetupError("the sandbox's first process ended")
         if "failed" in frame.head:
             raise SetupError(str(frame.head["failed"]))
@@ -251,7 +253,7 @@ class _Run:
                             self._stop("output")
 
     @staticmethod
-    def _ended(frame: Frame) -> int:
+    def _ended(frame: SupervisorMessage) -> int:
         status = frame.head["ended"]
         if not isinstance(status, int):
             raise SetupError("the sandbox's first process does not keep to the protocol")

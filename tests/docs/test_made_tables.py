@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from tests.support.processes import ROOT
 
 SCRIPT = ROOT / "docs" / "make_tables.py"
@@ -36,7 +36,7 @@ def test_every_setting_of_a_server_is_in_one_table() -> None:
     made = runpy.run_path(str(SCRIPT))
     tables = [page for page in sorted((ROOT / "docs").glob("*.md")) if "settings_of_" in page.read_text()]
     shown = "".join(made["with_tables"](page.read_text()) for page in tables)
-    rows = {name: shown.count(f"| `{name}`") for name in Settings.model_fields}
+    rows = {name: shown.count(f"| `{name}`") for name in ServerSettings.model_fields}
     assert {name for name, count in rows.items() if count != 1} == set()
     assert "| `register_with` (`--register`) | none |" in shown
     assert "| `idle_timeout_s` | 3600 |" in shown

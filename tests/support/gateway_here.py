@@ -8,7 +8,7 @@ from rollgym.env_server.access.context import Context
 from rollgym.env_server.access.tokens import ANYONE, Tokens
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.common.io_process import ProcessRank
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.gateway import Gateway
 from rollgym.env_server.gateway.registry import Registration
 from rollgym.env_server.gateway.shared_journal import SharedJournal
@@ -52,7 +52,7 @@ class GatewayHere:
 @asynccontextmanager
 async def gateway_here(**settings: Any) -> AsyncIterator[GatewayHere]:
     """Run a gateway in this process while the context is open."""
-    chosen = Settings(gateway=True, builtin=False, workers=1, allow_network=("loopback",), **settings)
+    chosen = ServerSettings(gateway=True, builtin=False, workers=1, allow_network=("loopback",), **settings)
     services = Services(chosen, ProcessRank(), Tokens.load(None), Catalog.load(chosen))
     await services.start()
     try:

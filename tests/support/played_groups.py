@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.tasks.task import Task
 from tests.support.tiny_models import reference_logprobs, sharp_model
 
@@ -20,7 +20,7 @@ def played_groups(model, groups=3, members=4, seed=0) -> list[Group]:
         task = Task(index, "Any-v0", seed=index)
         group = Group(index, task, 0)
         for member in range(members):
-            trajectory = Trajectory(task, member, outcome=Outcome.FAILED)
+            trajectory = Trajectory(task, member, outcome=TrajectoryOutcome.FAILED)
             segment = Segment()
             for turn in range(int(draws.integers(1, 4))):
                 segment.append_context(draws.integers(2, 40, 3).tolist())

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import gymnasium
 
 from rollgym.clients.protocol.spaces import UnicodeText
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.actors import View
 
 
@@ -60,6 +60,6 @@ async def patient_agent(
         trajectory.turns.append(turn)
         observation, turn.reward, terminated, truncated, info = await session.step(turn.reply)
         if terminated or truncated:
-            trajectory.outcome = Outcome.SOLVED if turn.reward > 0 else Outcome.FAILED
+            trajectory.outcome = TrajectoryOutcome.SOLVED if turn.reward > 0 else TrajectoryOutcome.FAILED
             break
     return trajectory

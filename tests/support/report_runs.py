@@ -7,7 +7,7 @@ from rollgym.trainer.evaluation.reporting.page import render_page
 from rollgym.trainer.evaluation.reporting.run_folder import read_run
 from rollgym.trainer.inference.base import GenerationResult
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Timeline, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Timeline, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.recorder import Recorder
 from rollgym.trainer.tasks.task import Task
 
@@ -17,7 +17,7 @@ HOSTILE = "</script></title><img src=x onerror=alert(1)>\"'><svg onload=alert(1)
 def episode(step: int, index: int, text: str = "Right", tokens: int = 3, domain: str = "lake") -> dict:
     """A line of episodes.jsonl."""
     task = Task(index, "FrozenLake-v0", 7, {"size": 4}, None, domain)
-    trajectory = Trajectory(task, 1, outcome=Outcome.SOLVED, metrics={"steps": 2.0})
+    trajectory = Trajectory(task, 1, outcome=TrajectoryOutcome.SOLVED, metrics={"steps": 2.0})
     recorder = Recorder(trajectory)
     for number_, prompt in enumerate([[1, 2, 3], [1, 2, 3, *[5] * tokens, 4]]):
         segment = recorder.place(prompt)

@@ -2,7 +2,7 @@
 
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import RolloutScheduler
 from rollgym.trainer.rollout.slots import EpisodeSlots
@@ -55,4 +55,4 @@ def scheduler_of(
 
 
 async def solved(task, member, attempt):
-    return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+    return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.SOLVED)

@@ -72,10 +72,10 @@ def test_a_language_model_plays_what_takes_gymnasiums_text(tmp_path: Path, monke
 )
 def test_a_module_that_registers_nothing_is_named(tmp_path, monkeypatch, named, message):
     from rollgym.env_server.catalog.catalog import Catalog, ConfigurationError
-    from rollgym.env_server.common.settings import Settings
+    from rollgym.env_server.common.settings import ServerSettings
 
     (tmp_path / "broken_author.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(ConfigurationError, match="cannot serve the Gymnasium environment") as refused:
-        Catalog.load(Settings(gymnasium=(named,), builtin=False))
+        Catalog.load(ServerSettings(gymnasium=(named,), builtin=False))
     assert message in str(refused.value)

@@ -18,7 +18,7 @@ from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.core.seeding import generator
 from rollgym.trainer.evaluation.evaluation_sets import EvaluationSet
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.actors import Actor, ExpertActor, RandomActor, ScriptedActor, View
 from rollgym.trainer.rollout.agent import Session, play_episode
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -141,7 +141,7 @@ async def in_time(
     except TimeoutError:
         if not limit.expired():
             raise
-        return Trajectory(task, 0, outcome=Outcome.TIMEOUT, detail=f"no end within {timeout_s:g} s")
+        return Trajectory(task, 0, outcome=TrajectoryOutcome.TIMEOUT, detail=f"no end within {timeout_s:g} s")
 
 
 async def _all_of(plays: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:

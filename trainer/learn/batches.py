@@ -19,7 +19,7 @@ from rollgym.trainer.backends.base import TrainRow
 from rollgym.trainer.backends.batching import pad_rows
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.images import PlacedImage, images_until
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.tasks.task import Task
 
 
@@ -254,7 +254,7 @@ def _greedy_of(groups: Sequence[Group]) -> TrajectoryBatch | None:
 
 def _was_cut_off(trajectory: Trajectory) -> bool:
     """Whether an episode, or its last reply, ended at a limit."""
-    cut = trajectory.outcome in (Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+    cut = trajectory.outcome in (TrajectoryOutcome.TRUNCATED, TrajectoryOutcome.CONTEXT_OVERFLOW)
     return cut or (bool(trajectory.turns) and trajectory.turns[-1].finish_reason == "length")
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Phase, Timeline, Trajectory
+from rollgym.trainer.records.trajectory import Phase, Timeline, Trajectory, TrajectoryOutcome
 
 _OF_THE_WAIT = (Phase.GENERATE, Phase.ENVIRONMENT, Phase.VERIFY)
 """Named phases of the time in which a step waits for episodes; the rest is `wait`."""
@@ -122,10 +122,10 @@ def response_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def outcome_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Return the rate of each outcome among all attempts at episodes, those that were replaced included."""
-    counts = Counter(dict.fromkeys(Outcome, 0))
+    counts = Counter(dict.fromkeys(TrajectoryOutcome, 0))
     for group in groups:
         counts.update(trajectory.outcome for trajectory in group.trajectories)
-        counts.update({Outcome(name): count for name, count in group.failures.items()})
+        counts.update({TrajectoryOutcome(name): count for name, count in group.failures.items()})
     attempts = counts.total()
     return (
         {f"outcome/{outcome.value}": count / attempts for outcome, count in counts.items()}

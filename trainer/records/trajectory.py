@@ -308,7 +308,7 @@ class Timeline:
             self.marks.append((self.clock(), phase))
 
 
-class Outcome(StrEnum):
+class TrajectoryOutcome(StrEnum):
     """How an episode ended. Only the first three are results of the policy."""
 
     SOLVED = "solved"
@@ -324,7 +324,12 @@ class Outcome(StrEnum):
     @property
     def is_result(self) -> bool:
         """Whether the policy earned this outcome; the others are replaced and counted apart, never reward 0."""
-        return self in (Outcome.SOLVED, Outcome.FAILED, Outcome.TRUNCATED, Outcome.CONTEXT_OVERFLOW)
+        return self in (
+            TrajectoryOutcome.SOLVED,
+            TrajectoryOutcome.FAILED,
+            TrajectoryOutcome.TRUNCATED,
+            TrajectoryOutcome.CONTEXT_OVERFLOW,
+        )
 
 
 @dataclass(slots=True)
@@ -435,7 +440,7 @@ class Trajectory:
     attempt: int = 0
     segments: list[Segment] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    outcome: Outcome = Outcome.TRUNCATED
+    outcome: TrajectoryOutcome = TrajectoryOutcome.TRUNCATED
     detail: str = ""
     metrics: dict[str, float] = field(default_factory=dict)
     timeline: Timeline = field(default_factory=Timeline, compare=False, repr=False)
@@ -459,7 +464,7 @@ class Trajectory:
     @property
     def success(self) -> bool:
         """Whether the environment said `info["success"]` at the end."""
-        return self.outcome is Outcome.SOLVED
+        return self.outcome is TrajectoryOutcome.SOLVED
 
     @property
     def prefix_breaks(self) -> int:
@@ -534,7 +539,7 @@ class Trajectory:
             turns=[
                 Turn.from_schema(each, f"turns.{index}", lengths) for index, each in enumerate(data.turns)
             ],
-            outcome=member_of(Outcome, data.outcome, "outcome"),
+            outcome=member_of(TrajectoryOutcome, data.outcome, "outcome"),
             detail=data.detail,
             metrics=dict(data.metrics),
             timeline=Timeline.from_seconds(data.seconds),

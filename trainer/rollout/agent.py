@@ -19,7 +19,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.messages import EnvInfo
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, UnplayableTaskError
 from rollgym.trainer.core.numbers import finite_number
-from rollgym.trainer.records.trajectory import Outcome, Phase, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError, View
 from rollgym.trainer.rollout.context import observation_messages, pictures_of
 from rollgym.trainer.tasks.task import Task
@@ -168,7 +168,7 @@ class EpisodeMetrics:
 
 _LONGEST_ANCHOR = 8192
 
-FAULTS = {"timeout": Outcome.TIMEOUT, "error": Outcome.ENVIRONMENT_ERROR}
+FAULTS = {"timeout": TrajectoryOutcome.TIMEOUT, "error": TrajectoryOutcome.ENVIRONMENT_ERROR}
 """Verdicts that say nothing about the reply."""
 
 EpisodeStage = Literal["make", "reset", "play"]
@@ -206,9 +206,9 @@ async def play_episode(
                 outcome_of_end(trajectory, session, info, terminated=terminated)
                 break
         else:
-            trajectory.outcome = Outcome.TRUNCATED
+            trajectory.outcome = TrajectoryOutcome.TRUNCATED
             trajectory.detail = f"max_turns {max_turns} reached"
-        if trajectory.outcome is Outcome.TRUNCATED:
+        if trajectory.outcome is TrajectoryOutcome.TRUNCATED:
             actor.cut_off(trajectory, partial(view_of, len(trajectory.steps), observation, info))
         trajectory.metrics = metrics.totals()
     except ContextOverflowError as overflow:
@@ -218,7 +218,7 @@ async def play_episode(
                 f"{overflow}{row}: raise model.max_length, lower rollout.max_new_tokens, or show less with "
                 "prompt.instruction"
             ) from overflow
-        trajectory.outcome = Outcome.CONTEXT_OVERFLOW
+        trajectory.outcome = TrajectoryOutcome.CONTEXT_OVERFLOW
         trajectory.detail = str(overflow)
     except (ProblemError, DecodeError, InvalidNumberError) as error:
         note_failure(trajectory, error, "play" if trajectory.turns else "reset")
@@ -230,8 +230,8 @@ def outcome_of_end(
 ) -> None:
     """Give an episode the outcome that its environment's last step has."""
     solved = _flag(info, "success", default=False)
-    failed = Outcome.FAILED if terminated else Outcome.TRUNCATED
-    trajectory.outcome = Outcome.SOLVED if solved else failed
+    failed = TrajectoryOutcome.FAILED if terminated else TrajectoryOutcome.TRUNCATED
+    trajectory.outcome = TrajectoryOutcome.SOLVED if solved else failed
     verdict = info.get("outcome") if session.env.kind == "stateless" else None
     if verdict in FAULTS:
         trajectory.outcome = FAULTS[verdict]
@@ -265,7 +265,7 @@ def note_failure(
     match error:
         case ProblemError(code="too_large") if stage == "play" or error.extra.get("part") == "reply":
             # A reply of the policy or an answer of the environment, and another one may be smaller.
-            trajectory.outcome = Outcome.ENVIRONMENT_ERROR
+            trajectory.outcome = TrajectoryOutcome.ENVIRONMENT_ERROR
         case ProblemError() if task.row and (
             error.code == "invalid_request" or _is_too_large_a_row(error, stage)
         ):
@@ -273,11 +273,11 @@ def note_failure(
         case ProblemError() if error.kind.is_final:
             raise error
         case ProblemError() if error.code == "step_timeout":
-            trajectory.outcome = Outcome.TIMEOUT
+            trajectory.outcome = TrajectoryOutcome.TIMEOUT
         case InvalidNumberError():
-            trajectory.outcome = Outcome.INVALID_NUMBER
+            trajectory.outcome = TrajectoryOutcome.INVALID_NUMBER
         case _:
-            trajectory.outcome = Outcome.ENVIRONMENT_ERROR
+            trajectory.outcome = TrajectoryOutcome.ENVIRONMENT_ERROR
 
 
 def _is_too_large_a_row(problem: ProblemError, stage: EpisodeStage) -> bool:

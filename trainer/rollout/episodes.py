@@ -13,13 +13,13 @@ from typing import Any, Protocol
 from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.clients.protocol.messages import Verdict
+from rollgym.clients.protocol.messages import VerdictReply
 from rollgym.trainer.core.errors import InvalidNumberError, PluginError, UnplayableTaskError
 from rollgym.trainer.core.numbers import MOST_IDS, finite_number
 from rollgym.trainer.core.plugins import Plugin
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.rollout_log import EpisodeKey
-from rollgym.trainer.records.trajectory import Outcome, Phase, Trajectory
+from rollgym.trainer.records.trajectory import Phase, Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.actors import Actor, ContextOverflowError
 from rollgym.trainer.rollout.agent import FAULTS, Session, note_failure, play_episode, reward_parts
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -54,9 +54,9 @@ async def _mix_reward(pool: EnvironmentPool, trajectory: Trajectory) -> None:
 
 async def _verdicts(
     pool: EnvironmentPool, mixture: RewardMixture, trajectory: Trajectory
-) -> dict[str, Verdict]:
+) -> dict[str, VerdictReply]:
     """Call the gates in sequence, then all other verifiers concurrently; stop at the first gate that fails."""
-    found: dict[str, Verdict] = {}
+    found: dict[str, VerdictReply] = {}
     for part in mixture.parts:
         if part.gate is None:
             continue
@@ -68,7 +68,7 @@ async def _verdicts(
     return found | {part.name: verdict for part, verdict in zip(others, asked, strict=True)}
 
 
-async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> Verdict:
+async def _ask(pool: EnvironmentPool, part: RewardPart, trajectory: Trajectory) -> VerdictReply:
     client = await pool.client(part.url)
     item = item_of(part, trajectory.task, trajectory.steps[-1].reply)
     (verdict,) = await client.verify(part.verifier, [item])
@@ -82,7 +82,7 @@ def item_of(part: RewardPart, task: Task, response: str) -> Mapping[str, Any]:
     return {**fields, **renamed, **part.task, "response": response}
 
 
-def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, Verdict]) -> None:
+def _pay(trajectory: Trajectory, mixture: RewardMixture, verdicts: Mapping[str, VerdictReply]) -> None:
     turn, own = trajectory.steps[-1], trajectory.task.env_id
     for name, verdict in verdicts.items():
         if verdict.outcome in FAULTS:
@@ -200,7 +200,7 @@ class EpisodePlayer:
         with self.log_replay.playing(EpisodeKey(task.index, member, attempt)) as replay:
             if replay.ended is not None:
                 outcome, detail = replay.ended
-                return Trajectory(task, member, attempt, outcome=Outcome(outcome), detail=detail)
+                return Trajectory(task, member, attempt, outcome=TrajectoryOutcome(outcome), detail=detail)
             trajectory = await self._play(task, member, attempt, replay)
             if unused := replay.unused_replies():
                 replies, tokens = unused["unasked_replies"], unused["unasked_tokens"]
@@ -219,7 +219,7 @@ class EpisodePlayer:
             return await play_in_session(self.pool, task, in_session, member, attempt)
         except UnplayableTaskError as error:
             # Of a thousand rows one may be too long, or lack an answer. A run of days does not end with it.
-            return Trajectory(task, member, attempt, outcome=Outcome.UNPLAYABLE, detail=str(error))
+            return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.UNPLAYABLE, detail=str(error))
 
     async def _go_on(
         self, session: EnvSession, replay: EpisodeReplay, task: Task, member: int, attempt: int
@@ -279,7 +279,9 @@ async def play_coroutine(
         try:
             trajectory = await playing
         except ContextOverflowError as overflow:  # the agent has dropped what was played
-            return Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR, detail=str(overflow))
+            return Trajectory(
+                task, member, attempt, outcome=TrajectoryOutcome.AGENT_ERROR, detail=str(overflow)
+            )
         except (ProblemError, DecodeError) as error:
             failed = Trajectory(task, member, attempt)
             note_failure(failed, error)

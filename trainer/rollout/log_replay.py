@@ -31,7 +31,7 @@ from rollgym.trainer.inference.forwarding import ForwardingClient
 from rollgym.trainer.records.experts import ExpertsReader, ExpertsWriter
 from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
 from rollgym.trainer.records.schema import runs
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 
 TRAINING = "train"
 """Purpose of the episodes that are logged."""
@@ -112,7 +112,7 @@ class LogReplay:
         """Hand out the replay of an episode while it is played."""
         past = self._past.pop(key, _Past())
         if past.ended is None and key._replace(attempt=key.attempt + 1) in self._past:
-            past.ended = Outcome.TIMEOUT.value, "given up before the run was resumed"
+            past.ended = TrajectoryOutcome.TIMEOUT.value, "given up before the run was resumed"
         replay = EpisodeReplay(self, key, past)
         if key in self._begun:
             replay.cut(0)  # this process has played it before, but not to its end

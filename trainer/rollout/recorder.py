@@ -20,7 +20,7 @@ from rollgym.trainer.core.numbers import LARGEST, MOST_IDS, finite_number, integ
 from rollgym.trainer.core.plugins import Plugin
 from rollgym.trainer.inference.base import GenerationResult
 from rollgym.trainer.records.images import PlacedImage
-from rollgym.trainer.records.trajectory import Outcome, PrefixBreak, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import PrefixBreak, Segment, Trajectory, TrajectoryOutcome, Turn
 
 _ROUNDING = 1e-3
 """How far above 0 rounding may leave a log-probability."""
@@ -386,8 +386,8 @@ def _change(before: dict[str, Any], after: dict[str, Any]) -> str | None:
 def _remark_fault(trajectory: Trajectory) -> str | None:
     """Return what is wrong with what may be written into an episode; None if nothing is."""
     outcome: object = trajectory.outcome
-    if not isinstance(outcome, Outcome) or not outcome.is_result:
-        results = ", ".join(each.name for each in Outcome if each.is_result)
+    if not isinstance(outcome, TrajectoryOutcome) or not outcome.is_result:
+        results = ", ".join(each.name for each in TrajectoryOutcome if each.is_result)
         return f"its outcome {outcome!r:.40} is none of {results}"
     for index, turn in enumerate(trajectory.turns):
         if (wrong := _turn_fault(turn)) is not None:
@@ -414,7 +414,7 @@ def _is_number(value: Any) -> bool:
 def _fault(trajectory: Trajectory) -> str | None:
     """Return what of a record that other code than ours wrote does not fit together."""
     outcome: object = trajectory.outcome
-    if not isinstance(outcome, Outcome):
+    if not isinstance(outcome, TrajectoryOutcome):
         return f"its outcome {outcome!r:.40} is no Outcome"
     for index, segment in enumerate(trajectory.segments):
         lengths = {len(part) for part in _lists(segment)}

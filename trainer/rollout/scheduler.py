@@ -13,7 +13,7 @@ from functools import partial
 from rollgym.trainer.core.errors import InvalidNumberError, RunError
 from rollgym.trainer.records.group import KEPT, Group, GroupPlan, StepGroups
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.slots import EpisodeSlots, Slot
 from rollgym.trainer.tasks.task import Task, TaskSource
@@ -278,12 +278,12 @@ class RolloutScheduler:
         except TimeoutError:
             if not limit.expired():
                 raise
-            group.failures[Outcome.TIMEOUT.value] = len(group.trajectories)
+            group.failures[TrajectoryOutcome.TIMEOUT.value] = len(group.trajectories)
             seconds = f"{self._plan.episode_timeout_s:g} s"
             group.detail = f"no rewards of the group within {seconds} (rollout.episode_timeout_s)"
             return False
         except InvalidNumberError as error:
-            group.failures[Outcome.INVALID_NUMBER.value] = len(group.trajectories)
+            group.failures[TrajectoryOutcome.INVALID_NUMBER.value] = len(group.trajectories)
             group.detail = _brief(str(error))
             return False
         return True
@@ -337,7 +337,7 @@ class RolloutScheduler:
                 group.failures[outcome] = group.failures.get(outcome, 0) + 1
                 group.detail = _brief(trajectory.detail)
                 self.counters[f"episodes_{outcome}"] += 1
-                if trajectory.outcome is Outcome.UNPLAYABLE:
+                if trajectory.outcome is TrajectoryOutcome.UNPLAYABLE:
                     break  # the next attempt would end as this one
             failed = True
             return None
@@ -358,7 +358,7 @@ class RolloutScheduler:
                 self._stopped(playing)
             else:
                 await self._stop(playing, task)
-        hung = Trajectory(task, member, attempt, outcome=Outcome.TIMEOUT)
+        hung = Trajectory(task, member, attempt, outcome=TrajectoryOutcome.TIMEOUT)
         hung.detail = f"no end within {self._plan.episode_timeout_s:g} s (rollout.episode_timeout_s)"
         return hung
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.net.connection import Connection, ConnectionLost, Reply
 from rollgym.clients.net.pool import Timing
 from rollgym.clients.protocol.arrays import EncodeError
@@ -79,7 +79,7 @@ class Link:
         caller: Its connections.
     """
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: ServerCalls) -> None:
         self.caller = caller
         self._pool = caller.pool
         self._loop = asyncio.get_running_loop()
@@ -358,8 +358,8 @@ class Node:
                 link.close()
                 await link.caller.pool.close()
 
-    def _connect(self, binary: bool) -> Caller:
-        return Caller(
+    def _connect(self, binary: bool) -> ServerCalls:
+        return ServerCalls(
             self.target.url,
             token=self.token,
             binary=binary,

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from gymnasium import Space
 
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.clients.protocol.spaces import parse_space
@@ -172,7 +172,7 @@ class RollgymUpstream(Upstream):
         await self.node.release()
 
     @property
-    def _caller(self) -> Caller:
+    def _caller(self) -> ServerCalls:
         return self.node.link(True).caller
 
     def _session(self, key: str) -> _Session:

@@ -15,7 +15,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from rollgym.env_server.common.event_loop import Admissions
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.http.transport.connection import BoundedHttpProtocol, http_protocol
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
 
@@ -107,7 +107,9 @@ def _fits(ours: Callable[..., Any], theirs: Callable[..., Any] | None) -> bool:
     return True
 
 
-def http_config(app: Application, settings: Settings, admissions: Admissions | None = None) -> uvicorn.Config:
+def http_config(
+    app: Application, settings: ServerSettings, admissions: Admissions | None = None
+) -> uvicorn.Config:
     """How HTTP and sockets are served, whatever the process is; within a running event loop.
 
     Args:

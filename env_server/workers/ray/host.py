@@ -23,7 +23,7 @@ from rollgym.env_server.workers.process import ProcessWorker
 from rollgym.env_server.workers.wire import (
     RAISED,
     RESULT,
-    FrameReader,
+    FrameSplitter,
     dump_request,
     dump_result,
     frame,
@@ -98,7 +98,7 @@ def dump_failure(number: int, failure: Failure) -> bytes:
 
 def load_answers(body: bytes) -> Iterator[ActorAnswer]:
     """Read the answers of one reply."""
-    for number, status, content in FrameReader().feed(body):
+    for number, status, content in FrameSplitter().feed(body):
         try:
             read = load_result(content)
         except pickle.UnpicklingError as error:

@@ -10,7 +10,7 @@ import sys
 
 from rollgym.sandbox.containers.inside.files import shown, wipe
 from rollgym.sandbox.containers.inside.frames import READY, RUN, Host, frame
-from rollgym.sandbox.containers.inside.run import Run, close_memory
+from rollgym.sandbox.containers.inside.run import ContainerRun, close_memory
 
 _TOOLS = {"python": ("python3",), "bash": ("bash",), "cxx": ("g++", "clang++")}
 
@@ -40,4 +40,4 @@ def main() -> None:
         while kind != RUN:
             # Messages for a session that had ended by itself.
             kind, payload = host.frame()
-        Run(json.loads(payload), host).carry_out(wakeup)
+        ContainerRun(json.loads(payload), host).carry_out(wakeup)

@@ -47,7 +47,7 @@ class _Stream:
         os.close(self.descriptor)
 
 
-class Run:
+class ContainerRun:
     """One program, from its start until nothing of it is left."""
 
     def __init__(self, order: dict[str, Any], host: Host) -> None:

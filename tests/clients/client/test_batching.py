@@ -8,13 +8,13 @@ import pytest
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.client.session import EnvSession
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.net.connection import Reply
 from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_server import ServerProcess
 
-Call = Callable[[Caller, dict[str, Any], int | None, float], Awaitable[Reply]]
-REALLY: Call = Caller.call
+Call = Callable[[ServerCalls, dict[str, Any], int | None, float], Awaitable[Reply]]
+REALLY: Call = ServerCalls.call
 
 
 @pytest.fixture
@@ -32,11 +32,13 @@ async def walks(client: EnvClient, count: int) -> list[EnvSession]:
 def answers_with(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[str, Any], Any], Any]) -> None:
     """Have a server's answers changed before the client reads them."""
 
-    async def call(caller: Caller, fields: dict[str, Any], process: int | None, deadline: float) -> Reply:
+    async def call(
+        caller: ServerCalls, fields: dict[str, Any], process: int | None, deadline: float
+    ) -> Reply:
         reply = await REALLY(caller, fields, process, deadline)
         return reply._replace(payload=change(fields, reply.payload))
 
-    monkeypatch.setattr(Caller, "call", call)
+    monkeypatch.setattr(ServerCalls, "call", call)
 
 
 def first_breaks(monkeypatch: pytest.MonkeyPatch, op: str) -> list[str]:
@@ -44,7 +46,9 @@ def first_breaks(monkeypatch: pytest.MonkeyPatch, op: str) -> list[str]:
     answered: list[str] = []
     calls = 0
 
-    async def call(caller: Caller, fields: dict[str, Any], process: int | None, deadline: float) -> Reply:
+    async def call(
+        caller: ServerCalls, fields: dict[str, Any], process: int | None, deadline: float
+    ) -> Reply:
         nonlocal calls
         if fields["op"] != op:
             return await REALLY(caller, fields, process, deadline)
@@ -56,7 +60,7 @@ def first_breaks(monkeypatch: pytest.MonkeyPatch, op: str) -> list[str]:
         answered.append(op)
         return reply
 
-    monkeypatch.setattr(Caller, "call", call)
+    monkeypatch.setattr(ServerCalls, "call", call)
     return answered
 
 

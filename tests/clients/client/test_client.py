@@ -17,7 +17,7 @@ import pytest
 
 from rollgym import RemoteEnv, RemoteVectorEnv
 from rollgym.clients.client.client import EnvClient
-from rollgym.clients.net.caller import Caller
+from rollgym.clients.net.caller import ServerCalls
 from rollgym.clients.protocol.errors import ProblemError
 from tests.support.client_envs import Walk
 from tests.support.client_server import ENVS, ServerProcess
@@ -112,9 +112,9 @@ async def leaves_no_session_behind(
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, op: str, error: Exception) -> None:
     """Have the answer to one call of an operation be lost, with what the caller makes of that."""
-    really, failed = Caller.call, False
+    really, failed = ServerCalls.call, False
 
-    async def call(caller: Caller, fields: dict[str, Any], process: int | None, deadline: float) -> Any:
+    async def call(caller: ServerCalls, fields: dict[str, Any], process: int | None, deadline: float) -> Any:
         nonlocal failed
         reply = await really(caller, fields, process, deadline)
         if fields["op"] == op and not failed:
@@ -122,7 +122,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, op: str, error: Exception) -> Non
             raise error
         return reply
 
-    monkeypatch.setattr(Caller, "call", call)
+    monkeypatch.setattr(ServerCalls, "call", call)
 
 
 async def test_a_client_that_ends_before_it_has_taken_back_what_it_asked_for_ends_quietly(

@@ -10,7 +10,7 @@ import pytest
 from rollgym.clients.checks.target import CheckTarget
 from rollgym.clients.process.modules import current_path, with_current_paths
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 from rollgym.trainer.core.plugins import load_plugin
 
@@ -59,7 +59,7 @@ def test_every_loader_understands_former_paths() -> None:
     with pytest.warns(FutureWarning, match="is called"):
         assert load_plugin(FORMER, "rollout.reward").function is FrozenLakeEnv
     with pytest.warns(FutureWarning, match="is called"):
-        catalog = Catalog.load(Settings(builtin=False, env=[f"Lake-v1={FORMER}"]))
+        catalog = Catalog.load(ServerSettings(builtin=False, env=[f"Lake-v1={FORMER}"]))
     assert catalog.get("Lake-v1").source.target == CURRENT
 
 

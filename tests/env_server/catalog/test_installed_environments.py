@@ -9,7 +9,7 @@ import pytest
 from rollgym.clients.checks.target import CheckTarget, TargetError
 from rollgym.clients.process.modules import installed_environments
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.extensions import Extension
 
 MODULE = """
@@ -43,10 +43,10 @@ def test_it_is_served_beside_ours_unless_only_what_is_named_is(site: Path) -> No
     install(site, "other", **{"Sums-v0": "other_sums:sums"})
     assert installed_environments() == {"Sums-v0": Extension("other_sums:sums", ("other",), False)}
     assert "other_sums" not in sys.modules, "what is only listed is not imported"
-    entry = Catalog.load(Settings()).get("Sums-v0")
+    entry = Catalog.load(ServerSettings()).get("Sums-v0")
     assert entry.describe()["description"] == "Sums of another package."
     assert (entry.isolation, entry.built_in) == ("process", False)
-    for settings in (Settings(builtin=False), Settings(gateway=True)):
+    for settings in (ServerSettings(builtin=False), ServerSettings(gateway=True)):
         assert Catalog.load(settings).find("Sums-v0") is None
 
 
@@ -64,15 +64,15 @@ def test_what_cannot_be_served_is_told_with_its_package(
 ) -> None:
     install(site, "other", **entries)
     with pytest.raises(ConfigurationError, match=reason):
-        Catalog.load(Settings())
-    assert Catalog.load(Settings(builtin=False)) is not None
+        Catalog.load(ServerSettings())
+    assert Catalog.load(ServerSettings(builtin=False)) is not None
 
 
 def test_one_id_in_two_packages_is_refused(site: Path) -> None:
     install(site, "other", **{"Sums-v0": "other_sums:sums"})
     install(site, "another", **{"Sums-v0": "another_sums:sums"})
     with pytest.raises(ConfigurationError, match="of the package another and other means two classes"):
-        Catalog.load(Settings())
+        Catalog.load(ServerSettings())
 
 
 def test_it_is_checked_by_its_name(site: Path) -> None:

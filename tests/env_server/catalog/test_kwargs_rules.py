@@ -12,7 +12,7 @@ import pytest
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.catalog.kwargs_rules import KwargsRules, without_descriptions
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_schemas_of_what_is_built_in_are_made_when_they_are_asked_for() -> None:
 
 
 def test_every_built_in_environment_declares_a_schema() -> None:
-    for entry in Catalog.load(Settings()):
+    for entry in Catalog.load(ServerSettings()):
         assert KwargsRules(entry.env_id, entry.rules.schema, frozenset()).schema == entry.rules.schema
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from rollgym.env_server.catalog.catalog import Catalog
 from rollgym.env_server.cli import main
-from rollgym.env_server.common.settings import ConfigurationError, SandboxSettings, Section, Settings
+from rollgym.env_server.common.settings import ConfigurationError, SandboxSettings, Section, ServerSettings
 from rollgym.env_server.common.settings_loading import load_settings
 from rollgym.extras import install_line
 from tests.support.wire import ENVS, INLINE, Server
@@ -26,7 +26,7 @@ def test_every_setting_is_read_by_code() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
                 read.add(node.attr)
-    assert set(Settings.model_fields) <= read
+    assert set(ServerSettings.model_fields) <= read
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_values(tmp_path: Path, flags: dict[str, Any], text: str, expected: dict
     file = tmp_path / "config.yaml"
     file.write_text(text)
     settings = load_settings(flags, file)
-    assert settings == Settings(**expected)
+    assert settings == ServerSettings(**expected)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_a_class_of_an_author_runs_inline_only_where_the_operator_trusts_it(
     trust_inline: bool, isolation: str
 ) -> None:
     classes = ("Countdown=rollgym.envs.games.countdown:CountdownEnv", "tests.support.served_envs:SlowCount")
-    catalog = Catalog.load(Settings(env=classes, builtin=False, trust_inline=trust_inline))
+    catalog = Catalog.load(ServerSettings(env=classes, builtin=False, trust_inline=trust_inline))
     assert catalog.get("Countdown").isolation == isolation
     assert catalog.get("SlowCount").isolation == "process", "it does not ask"
 
@@ -205,8 +205,8 @@ async def test_isolation_follows_the_rule() -> None:
 
 
 def test_each_setting_stands_in_one_section() -> None:
-    named = [name for section in Settings.__bases__ for name in getattr(section, "model_fields", {})]
-    assert sorted(named) == sorted(Settings.model_fields)
+    named = [name for section in ServerSettings.__bases__ for name in getattr(section, "model_fields", {})]
+    assert sorted(named) == sorted(ServerSettings.model_fields)
 
 
 def test_help_begins_with_how_it_is_called_and_shows_settings_by_section(
@@ -217,7 +217,9 @@ def test_help_begins_with_how_it_is_called_and_shows_settings_by_section(
     shown = capsys.readouterr().out
     assert shown.startswith("usage: roll-serve [--config FILE] [settings]\n")
     assert all(
-        f"\n{section.title}:\n" in shown for section in Settings.__bases__ if issubclass(section, Section)
+        f"\n{section.title}:\n" in shown
+        for section in ServerSettings.__bases__
+        if issubclass(section, Section)
     )
 
 

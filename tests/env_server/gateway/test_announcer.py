@@ -11,7 +11,7 @@ import pytest
 
 from rollgym.clients.client.client import EnvClient
 from rollgym.clients.protocol.errors import ProblemError
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.gateway.announcer import Announcer, CallRefused, Patience, pause_s
 from tests.support.client_server import ServerProcess
 from tests.support.clock import clock, on_a_clock
@@ -73,7 +73,7 @@ class Gateway:
 
 async def announcing(gateway: Gateway, url: str) -> Announcer:
     announcer = Announcer(
-        Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good", "Bad", "Late"], lambda: 0.25
+        ServerSettings(register_with=(url,)), "http://127.0.0.1:1", ["Good", "Bad", "Late"], lambda: 0.25
     )
     announcer.start()
     await gateway.until(1)
@@ -111,7 +111,9 @@ def test_a_gateway_that_says_no_is_asked_again() -> None:
         gateway = Gateway()
         gateway.down = True
         async with scripted(gateway.answer) as url:
-            announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], lambda: 0.0)
+            announcer = Announcer(
+                ServerSettings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], lambda: 0.0
+            )
             announcer.start()
             await asyncio.sleep(0.1)
             gateway.down = False
@@ -150,7 +152,7 @@ def test_nothing_that_goes_wrong_once_is_the_last_that_a_gateway_hears_of_a_node
             return 0.5
 
         async with scripted(gateway.answer) as url:
-            announcer = Announcer(Settings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], load)
+            announcer = Announcer(ServerSettings(register_with=(url,)), "http://127.0.0.1:1", ["Good"], load)
             announcer.start()
             # With the second call, the answer to the first one has come.
             await gateway.until(2)

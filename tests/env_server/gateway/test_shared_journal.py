@@ -14,7 +14,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.gateway.journal_entries import (
     About,
     Claim,
-    Head,
+    EpisodeStart,
     JournalAway,
     Opened,
     Step,
@@ -31,7 +31,7 @@ from tests.support.gateway_players import Player, undisturbed
 from tests.support.journal_fleet import GATEWAY, QUIET, WALKS, patiently, whole_at
 from tests.support.redis_server import RedisServer
 
-HEAD = Head(7, None, "00" * 8, [])
+HEAD = EpisodeStart(7, None, "00" * 8, [])
 WALK = About("Walk-v0", "0", {}, 60.0, None)
 
 
@@ -148,7 +148,7 @@ async def test_a_last_step_is_answered_to_one_claim(
     journals: tuple[RedisServer, SharedJournal, SharedJournal],
 ) -> None:
     _, one, other = journals
-    following = Head(8, None, "22" * 8, [])
+    following = EpisodeStart(8, None, "22" * 8, [])
     for journal, claim, status in ((one, "A", "ok"), (other, "B", "taken"), (one, "A", "ok")):
         assert await write(journal, *stepped_on("S", 1, 0, 0, step("left"), following, claim)) == status
     assert await write(other, *stepped("S", 1, 1, 0, step("left"), (False, False), "B")) == "ok"
@@ -159,7 +159,7 @@ async def test_a_last_step_whose_next_episode_was_written_down_without_it_is_not
 ) -> None:
     """It may be the one that the node has taken: to send it on would take it twice."""
     _, one, other = journals
-    following = Head(8, None, "22" * 8, [])
+    following = EpisodeStart(8, None, "22" * 8, [])
     assert await write(other, *whole("S", 1, 1, following, (False, False), [])) == "ok"
     assert await write(one, *stepped_on("S", 1, 0, 0, step("left"), following, "A")) == "unsure"
     assert await write(one, *stepped_on("S", 1, 0, 0, step("left"), following)) == "ok"

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.env_server.operations.runner import Runner
 from rollgym.env_server.workers.base import NoWorker, WorkerLost
 from tests.support.virtual_time import run_virtually
 
 
 def test_an_operation_whose_workers_die_one_after_another_ends_in_time() -> None:
-    settings = Settings(make_timeout_s=120)
+    settings = ServerSettings(make_timeout_s=120)
     sessions: Any = SimpleNamespace(end_reason=lambda session_id: None)
     session: Any = SimpleNamespace(session_id="0.a", episode=-1, attached=True, recoverable=False)
     tried = 0

@@ -12,7 +12,7 @@ from gymnasium.utils.env_checker import check_env
 from rollgym.clients.cli.main import main as roll_env
 from rollgym.clients.client.env import RemoteEnv
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.envs.adapters.text import DEFAULT_MAX_STEPS, TextAdapter
 from rollgym.envs.adapters.text_spaces import ObservationText, plain_drawing
 from tests.support.echo_env import Echo
@@ -339,8 +339,8 @@ async def test_what_a_server_says_of_them_and_refuses(served):
 
 def test_a_name_that_is_taken_or_unknown():
     with pytest.raises(ConfigurationError, match="two environments"):
-        Catalog.load(Settings(gymnasium=(POLE,), gymnasium_text=(POLE,)))
+        Catalog.load(ServerSettings(gymnasium=(POLE,), gymnasium_text=(POLE,)))
     with pytest.raises(ConfigurationError, match="cannot serve"):
-        Catalog.load(Settings(gymnasium_text=("NoSuch-v0",)))
-    loaded = Catalog.load(Settings(gymnasium=(POLE,), gymnasium_text=(f"text={POLE}",)))
+        Catalog.load(ServerSettings(gymnasium_text=("NoSuch-v0",)))
+    loaded = Catalog.load(ServerSettings(gymnasium=(POLE,), gymnasium_text=(f"text={POLE}",)))
     assert loaded.get("text").max_episode_steps == 500

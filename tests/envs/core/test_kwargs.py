@@ -14,7 +14,7 @@ from pydantic.json_schema import SkipJsonSchema
 import rollgym  # noqa: F401 - registers ours
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.envs.core.kwargs import OPERATOR, RENDER_MODES, DeclaredKwargs, OneOf, SomeOf, kwargs_of
 from rollgym.envs.games.frozen_lake import FrozenLakeEnv
 from rollgym.envs.games.sokoban.environment import SokobanEnv
@@ -232,7 +232,7 @@ def test_one_who_declares_by_hand_is_left_alone() -> None:
 
 
 def test_a_server_takes_schema_and_operator_s_names_from_the_class() -> None:
-    catalog = Catalog.load(Settings(env=[f"{__name__}:Game"], builtin=False))
+    catalog = Catalog.load(ServerSettings(env=[f"{__name__}:Game"], builtin=False))
     rules = catalog.get("Game").rules
     assert rules.schema == Game.kwargs_schema
     rules.check({"size": 9, "kinds": ["y"]})
@@ -258,12 +258,12 @@ def test_an_annotation_that_cannot_be_read_stops_the_server_with_a_message() -> 
     with pytest.raises(
         ConfigurationError, match=r"cannot read the kwargs that .*Undescribable' declares: NameError"
     ):
-        Catalog.load(Settings(env=[f"{__name__}:Undescribable"], builtin=False))
+        Catalog.load(ServerSettings(env=[f"{__name__}:Undescribable"], builtin=False))
 
 
 def test_defaults_hold_against_their_own_declaration() -> None:
     """Each built-in environment, made with its defaults said aloud, is the one made without them."""
-    for entry in Catalog.load(Settings()):
+    for entry in Catalog.load(ServerSettings()):
         properties: Mapping[str, Any] = entry.rules.schema["properties"]
         assert properties, entry.env_id
         for name, part in properties.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rollgym.env_server.catalog.catalog import Catalog
-from rollgym.env_server.common.settings import Settings
+from rollgym.env_server.common.settings import ServerSettings
 from rollgym.envs.verifiers.base import Verdict
 from rollgym.envs.verifiers.function import Score, TaskVerifier, verifier
 
@@ -135,6 +135,6 @@ def test_what_is_missing_is_named() -> None:
 
 
 def test_a_server_offers_it_by_its_name() -> None:
-    entry = Catalog.load(Settings(env=[f"Exact-v0={__name__}:exact"], builtin=False)).get("Exact-v0")
+    entry = Catalog.load(ServerSettings(env=[f"Exact-v0={__name__}:exact"], builtin=False)).get("Exact-v0")
     described = entry.describe()
     assert (described["kind"], described["description"]) == ("stateless", "Sums with one.")

@@ -25,7 +25,7 @@ from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.models.lora import add_lora
 from rollgym.trainer.models.value_head import ValueModel
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.tasks.task import Task
 from tests.support.current_families import FAMILIES, SHAPE, model_of
 from tests.support.played_groups import with_all_that_presets_read
@@ -261,7 +261,7 @@ def played_groups() -> list[Group]:
         task, prompt = Task(index, "Any-v0", seed=index), draws.integers(3, 50, 20).tolist()
         group = Group(index, task, 0)
         for member in range(4):
-            trajectory, segment = Trajectory(task, member, outcome=Outcome.FAILED), Segment()
+            trajectory, segment = Trajectory(task, member, outcome=TrajectoryOutcome.FAILED), Segment()
             for turn in range(3):
                 segment.append_context(draws.integers(3, 50, 3).tolist() if turn else prompt)
                 start = len(segment.ids)

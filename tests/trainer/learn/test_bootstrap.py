@@ -18,7 +18,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.models.value_head import ValueModel
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.run.learning import learn
 from tests.support.played_groups import sharp_groups
 from tests.support.processes import env_server
@@ -120,10 +120,10 @@ def test_a_run_keeps_the_prompts_that_episodes_were_cut_off_at(tmp_path):
         asyncio.run(learn(run_of(tmp_path, url), "train"))
     lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
     episodes = [Trajectory.from_record(json.loads(line)) for line in lines]
-    cut = [each for each in episodes if each.outcome is Outcome.TRUNCATED]
+    cut = [each for each in episodes if each.outcome is TrajectoryOutcome.TRUNCATED]
     assert cut
     for each in episodes:
-        assert bool(each.next_prompt) is (each.outcome is Outcome.TRUNCATED)
+        assert bool(each.next_prompt) is (each.outcome is TrajectoryOutcome.TRUNCATED)
     for each in cut:
         ids = each.segments[-1].ids
         assert each.next_prompt[: len(ids)] == ids

@@ -15,7 +15,7 @@ from rollgym.trainer.config.optimizer import OptimizerSettings
 from rollgym.trainer.learn.batches import episode_batch, row_builder
 from rollgym.trainer.learn.learner import Learner, Models
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome
 from tests.support.learner_models import assert_equal_weights, groups_for_all, models_of, updated
 from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
@@ -382,7 +382,7 @@ async def test_an_update_without_the_longest_episode_is_one_of_the_others(preset
     groups = groups_for_all()
     episodes_of = [trajectory for group in groups for trajectory in group.trajectories]
     longest = max(episodes_of, key=lambda each: len(each.segments[0].ids))
-    longest.outcome = Outcome.TRUNCATED
+    longest.outcome = TrajectoryOutcome.TRUNCATED
     models = models_of(settings)
     batch = episode_batch(groups, row_builder("trajectory"))
     metrics = await Learner(settings, models, seed=1).update(batch, step=0)

@@ -12,7 +12,7 @@ from rollgym.trainer.algorithms.state import AlgorithmState
 from rollgym.trainer.learn.batches import episode_batch, row_builder, task_key
 from rollgym.trainer.learn.learner import Learner
 from rollgym.trainer.records.checkpoint import CheckpointStore, RunState
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from tests.support.learner_models import assert_equal_weights, groups_for_all, models_of
 from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
@@ -94,8 +94,8 @@ async def test_episodes_that_were_cut_off_give_statistics_and_no_gradient():
     groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
-            trajectory.outcome = Outcome.SOLVED
-        group.trajectories[0].outcome = Outcome.TRUNCATED
+            trajectory.outcome = TrajectoryOutcome.SOLVED
+        group.trajectories[0].outcome = TrajectoryOutcome.TRUNCATED
     metrics = await Learner(settings, models_of(settings), seed=1).update(batch_of(groups), 0)
     assert metrics["batch/episodes_left_out"] == len(groups)
     for group in groups:
@@ -131,7 +131,7 @@ async def test_all_episodes_left_out_is_no_update():
     groups = sharp_groups()
     for group in groups:
         for trajectory in group.trajectories:
-            trajectory.outcome = Outcome.TRUNCATED
+            trajectory.outcome = TrajectoryOutcome.TRUNCATED
     metrics = await Learner(settings, models_of(settings), seed=1).update(batch_of(groups), 0)
     assert metrics == {
         "batch/rows": 0.0,

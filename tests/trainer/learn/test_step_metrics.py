@@ -22,7 +22,7 @@ from rollgym.trainer.learn.step_metrics import (
 )
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.run_metrics import RUN_METRICS
-from rollgym.trainer.records.trajectory import Outcome, Phase, Segment, Timeline, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, Segment, Timeline, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.tasks.task import Task
 
 
@@ -45,7 +45,12 @@ def timeline(*spans: tuple[float, float, Phase]) -> Timeline:
 
 
 def episode(
-    *replies: tuple[int, str], domain="", outcome=Outcome.FAILED, reward=0.0, metrics=None, spent=None
+    *replies: tuple[int, str],
+    domain="",
+    outcome=TrajectoryOutcome.FAILED,
+    reward=0.0,
+    metrics=None,
+    spent=None,
 ) -> Trajectory:
     """An episode with replies of so many tokens, each ended for a reason."""
     trajectory = Trajectory(Task(0, "Any-v0", 0, domain=domain), 0, outcome=outcome, metrics=metrics or {})
@@ -199,21 +204,25 @@ def test_players_that_only_speak_text_have_no_response_lengths():
 
 def test_outcomes_are_those_of_all_attempts():
     trained = group(
-        episode((1, "stop"), outcome=Outcome.SOLVED),
-        episode((1, "stop"), outcome=Outcome.TRUNCATED),
+        episode((1, "stop"), outcome=TrajectoryOutcome.SOLVED),
+        episode((1, "stop"), outcome=TrajectoryOutcome.TRUNCATED),
         failures={"timeout": 1},
     )
-    dropped = group(episode((1, "stop"), outcome=Outcome.SOLVED), failures={"environment_error": 4})
+    dropped = group(episode((1, "stop"), outcome=TrajectoryOutcome.SOLVED), failures={"environment_error": 4})
     rates = outcome_metrics([trained, dropped])
     counted = {"solved": 2 / 8, "truncated": 1 / 8, "timeout": 1 / 8, "environment_error": 4 / 8}
-    assert rates == {f"outcome/{outcome.value}": counted.get(outcome.value, 0.0) for outcome in Outcome}
+    assert rates == {
+        f"outcome/{outcome.value}": counted.get(outcome.value, 0.0) for outcome in TrajectoryOutcome
+    }
     assert sum(rates.values()) == 1.0
     assert outcome_metrics([]) == {}
 
 
 def test_domains_are_told_apart():
     easy = group(
-        episode((2, "stop"), domain="easy", outcome=Outcome.SOLVED, reward=1.0, metrics={"pushes": 3.0}),
+        episode(
+            (2, "stop"), domain="easy", outcome=TrajectoryOutcome.SOLVED, reward=1.0, metrics={"pushes": 3.0}
+        ),
         domain="easy",
     )
     hard = group(episode((6, "length"), domain="hard", spent={"generate": 2.0, "agent": 1.0}), domain="hard")
@@ -246,7 +255,9 @@ def test_an_episode_s_phases_sum_to_its_time():
 
 
 def test_means_are_over_episodes():
-    one = group(episode((3, "stop"), (1, "stop"), outcome=Outcome.SOLVED, reward=0.5), episode((2, "stop")))
+    one = group(
+        episode((3, "stop"), (1, "stop"), outcome=TrajectoryOutcome.SOLVED, reward=0.5), episode((2, "stop"))
+    )
     metrics = rollout_metrics([one], [], version=4)
     assert metrics["rollout/success"] == 0.5
     assert metrics["rollout/reward"] == 0.5

@@ -5,7 +5,7 @@ import pytest
 from rollgym.trainer.core.run_metric import RunMetric, pictures, span_of
 from rollgym.trainer.evaluation.reporting.page import _OUTCOMES
 from rollgym.trainer.records.run_metrics import RUN_METRICS
-from rollgym.trainer.records.trajectory import Outcome, Phase
+from rollgym.trainer.records.trajectory import Phase, TrajectoryOutcome
 from tests.support.processes import ROOT
 from tests.support.recorded_numbers import declarations_of, is_of
 
@@ -50,7 +50,9 @@ def test_what_is_not_recorded_is_not_declared(name):
 
 def test_phases_and_outcomes_are():
     assert [name for phase in Phase if not declarations_of(name := f"episode/{phase.value}_s")] == []
-    assert [name for outcome in Outcome if not declarations_of(name := f"outcome/{outcome.value}")] == []
+    assert [
+        name for outcome in TrajectoryOutcome if not declarations_of(name := f"outcome/{outcome.value}")
+    ] == []
 
 
 def test_the_console_shows_them_in_this_order():
@@ -77,5 +79,5 @@ def test_pictures_are_of_the_run_or_of_its_learning():
 
 
 def test_the_report_has_a_colour_for_each_outcome():
-    assert set(_OUTCOMES) == {outcome.value for outcome in Outcome}
+    assert set(_OUTCOMES) == {outcome.value for outcome in TrajectoryOutcome}
     assert len(set(_OUTCOMES.values())) == len(_OUTCOMES)

@@ -20,12 +20,12 @@ from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.images import Picture, PlacedImage
 from rollgym.trainer.records.schema import EpisodeFormatError
 from rollgym.trainer.records.trajectory import (
-    Outcome,
     Phase,
     PrefixBreak,
     Segment,
     Timeline,
     Trajectory,
+    TrajectoryOutcome,
     Turn,
 )
 from rollgym.trainer.rollout.recorder import Recorder
@@ -72,7 +72,7 @@ def trajectories(draw) -> Trajectory:
                 finish_reason=draw(st.sampled_from(["stop", "length", "abort"])),
             )
         )
-    trajectory.outcome = draw(st.sampled_from([*Outcome]))
+    trajectory.outcome = draw(st.sampled_from([*TrajectoryOutcome]))
     trajectory.detail = draw(texts)
     trajectory.metrics = draw(st.dictionaries(texts, finite, max_size=2))
     for turn in trajectory.turns:
@@ -96,7 +96,7 @@ def test_what_is_written_is_what_is_read(tmp_path_factory, trajectory):
 
 
 def episode() -> Trajectory:
-    trajectory = Trajectory(Task(3, "Any-v0", 7), 1, outcome=Outcome.SOLVED)
+    trajectory = Trajectory(Task(3, "Any-v0", 7), 1, outcome=TrajectoryOutcome.SOLVED)
     recorder = Recorder(trajectory)
     for number, prompt in enumerate([[1, 2], [1, 2, 5, 6, 3], [1, 9]]):
         segment = recorder.place(prompt)
@@ -158,7 +158,7 @@ def full_episode() -> Trajectory:
     )
     timeline = Timeline.from_seconds({phase.value: 0.5 + place for place, phase in enumerate(Phase)})
     return Trajectory(
-        *(task, 1, 2, [segment], [turn], Outcome.SOLVED, "well", {"length": 4.0}, timeline),
+        *(task, 1, 2, [segment], [turn], TrajectoryOutcome.SOLVED, "well", {"length": 4.0}, timeline),
         next_prompt=[5, 6],
     )
 

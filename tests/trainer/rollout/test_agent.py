@@ -6,7 +6,7 @@ from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.seeding import generator
 from rollgym.trainer.evaluation.play import play_tasks, score, with_expert
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.actors import ExpertActor, RandomActor, ScriptedActor
 from rollgym.trainer.rollout.agent import EpisodeMetrics
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -35,7 +35,7 @@ def task(**kwargs) -> Task:
 async def test_a_solved_episode_is_recorded_turn_by_turn(pool):
     script = ["Right", "Right", "nonsense", "<answer>down</answer>", "Down"]
     (trajectory,) = await play_tasks([task(format_penalty=-0.5)], lambda _: ScriptedActor(script), pool, 20)
-    assert trajectory.outcome is Outcome.SOLVED
+    assert trajectory.outcome is TrajectoryOutcome.SOLVED
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, -0.5, 0.0, 1.0]
     assert [turn.action_is_valid for turn in trajectory.turns] == [True, True, False, True, True]
     assert trajectory.turns[2].format_penalty == -0.5
@@ -51,9 +51,9 @@ async def test_holes_fail_and_limits_truncate(pool):
     scripts = {id(tasks[0]): ["Right", "Down"], id(tasks[1]): ["Left"], id(tasks[2]): ["Left"]}
     played = await play_tasks(tasks, lambda each: ScriptedActor(scripts[id(each)]), pool, max_turns=4)
     assert [trajectory.outcome for trajectory in played] == [
-        Outcome.FAILED,
-        Outcome.TRUNCATED,
-        Outcome.TRUNCATED,
+        TrajectoryOutcome.FAILED,
+        TrajectoryOutcome.TRUNCATED,
+        TrajectoryOutcome.TRUNCATED,
     ]
     assert played[2].detail == "max_turns 4 reached"
     assert score(played).success.value == 0.0
@@ -104,11 +104,11 @@ async def test_a_verifier_that_could_not_tell_gives_no_result(pool):
     fields = {"question": "Expand (x+1)^2.", "answer": "x^2+2x+1"}
     tasks = [Task(0, "Math-v0", seed=0, kwargs={"backend": "none"}, options=fields)]
     (unknown,) = await play_tasks(tasks, lambda _: ScriptedActor(["\\boxed{(1+x)^2}"]), pool, 1)
-    assert unknown.outcome is Outcome.ENVIRONMENT_ERROR
+    assert unknown.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     assert not unknown.outcome.is_result
     assert unknown.detail.startswith("the verifier could not tell: needs_math_verify")
     (known,) = await play_tasks(tasks, lambda _: ScriptedActor(["\\boxed{x^2+2x+1}"]), pool, 1)
-    assert known.outcome is Outcome.SOLVED
+    assert known.outcome is TrajectoryOutcome.SOLVED
 
 
 HOW = {"fuel": "sum", "speed": "mean", "best": "max", "worst": "min", "place": "last"}

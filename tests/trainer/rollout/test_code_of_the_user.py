@@ -19,7 +19,7 @@ from rollgym.trainer.core.errors import PluginError
 from rollgym.trainer.core.plugins import load_plugin
 from rollgym.trainer.inference.base import SamplingParams
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.actors import ModelActor, View
 from rollgym.trainer.rollout.episodes import group_reward
 from tests.support.lone_episodes import ASKING, TASK, Engine, Pool, Prompts, Session, played_in
@@ -69,7 +69,7 @@ async def test_rewards_of_the_user_replace_the_environments():
 @pytest.mark.parametrize("function", ["not_a_number", "a_flag", "too_much_together"])
 async def test_a_reward_of_the_users_that_is_no_number_is_an_outcome(function):
     trajectory = await played(Pool(), reward=function)
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert f"a reward of {__name__}:{function} is " in trajectory.detail
 
 
@@ -98,13 +98,13 @@ async def test_a_bug_in_a_reward_names_plugin_file_and_line(function, message):
 def remarking(trajectory):
     trajectory.metrics["length"] = 3.0
     trajectory.detail = "read"
-    trajectory.outcome = Outcome.FAILED
+    trajectory.outcome = TrajectoryOutcome.FAILED
     return [0.5 for _ in trajectory.turns]
 
 
 async def test_a_reward_may_write_remarks_into_the_episode():
     trajectory = await played(Pool(), reward="remarking")
-    assert (trajectory.outcome, trajectory.detail) == (Outcome.FAILED, "read")
+    assert (trajectory.outcome, trajectory.detail) == (TrajectoryOutcome.FAILED, "read")
     assert trajectory.metrics["length"] == 3.0
     assert trajectory.total_reward == 0.5
 
@@ -124,7 +124,10 @@ CHANGES = {
     "no segments": (lambda episode: episode.segments.clear(), "number of segments"),
     "no task": (lambda episode: setattr(episode, "task", None), "task"),
     "a word": (lambda episode: setattr(episode, "outcome", "great"), "its outcome 'great' is none of SOLVED"),
-    "not played": (lambda episode: setattr(episode, "outcome", Outcome.TIMEOUT), "is none of SOLVED, FAILED"),
+    "not played": (
+        lambda episode: setattr(episode, "outcome", TrajectoryOutcome.TIMEOUT),
+        "is none of SOLVED, FAILED",
+    ),
     "no number": (
         lambda episode: episode.metrics.update(success=math.nan),
         "its metric 'success' is nan, which is no finite number",
@@ -268,7 +271,7 @@ async def agent_with_a_metric_that_is_none(session, task, member, actor, max_tur
 
 async def test_a_metric_of_an_agents_record_that_is_none_is_an_outcome():
     trajectory = await played(Pool(), agent="agent_with_a_metric_that_is_none")
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert "the metric 'success' of the record is nan" in trajectory.detail
 
 
@@ -291,10 +294,10 @@ async def agent_with_a_torn_record(session, task, member, actor, max_turns, atte
 
 async def test_a_problem_of_the_environment_in_an_agent_of_the_users_is_an_outcome():
     trajectory = await played(Pool(Session(problem=ProblemError("env_error", "oops"))), agent=ASKING)
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     unread = DecodeError("the reward of a step is a number, not bool")
     trajectory = await played(Pool(Session(problem=unread)), agent=ASKING)
-    assert (trajectory.outcome, trajectory.detail) == (Outcome.ENVIRONMENT_ERROR, str(unread))
+    assert (trajectory.outcome, trajectory.detail) == (TrajectoryOutcome.ENVIRONMENT_ERROR, str(unread))
 
 
 async def agent_that_asks_the_policy(session, task, member, actor, max_turns, attempt):
@@ -307,7 +310,7 @@ async def agent_that_asks_the_policy(session, task, member, actor, max_turns, at
 async def test_a_prompt_without_room_in_an_agent_of_the_users_is_an_outcome():
     actor = ModelActor(Engine(-0.5), Prompts(), SamplingParams(4), 5, 0, "test")
     trajectory = await played(Pool(), actor=actor, agent="agent_that_asks_the_policy")
-    assert trajectory.outcome is Outcome.AGENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.AGENT_ERROR
     assert "passes model.max_length 5" in trajectory.detail
     assert (trajectory.member, trajectory.attempt) == (1, 2)
 
@@ -336,9 +339,9 @@ async def test_a_bug_in_an_agent_names_it(function, message):
 
 
 async def test_numbers_of_an_agent_are_looked_at():
-    assert (await played(Pool(), agent="agent_with_a_nan")).outcome is Outcome.INVALID_NUMBER
+    assert (await played(Pool(), agent="agent_with_a_nan")).outcome is TrajectoryOutcome.INVALID_NUMBER
     trajectory = await played(Pool(), agent="agent_without_a_log_probability")
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert trajectory.detail.startswith("a log-probability of the record is None")
     (segment,) = (await played(Pool(), agent="agent_with_numbers_of_numpy")).segments
     assert json.dumps([segment.ids, segment.behaviour_logprobs]) == "[[1], [-1.0]]"
@@ -348,7 +351,7 @@ async def test_numbers_of_an_agent_are_looked_at():
 async def test_an_id_that_the_model_does_not_know_is_an_outcome(value):
     _STRANGE.set(value)
     trajectory = await played(Pool(), vocabulary=260, agent="agent_with_a_strange_id")
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert trajectory.detail.startswith("a token id of segment 0 of the record is ")
     assert trajectory.detail.endswith(
         "no integer from 0 to 259: record the ids that the policy's own tokenizer or `actor.act` gave"
@@ -361,5 +364,5 @@ async def test_an_id_that_the_model_does_not_know_is_an_outcome(value):
 async def test_a_version_that_there_cannot_be_is_an_outcome(value):
     _STRANGE.set(value)
     trajectory = await played(Pool(), agent="agent_with_a_strange_version")
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert trajectory.detail.startswith("a policy version of segment 0 of the record is ")

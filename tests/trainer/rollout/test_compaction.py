@@ -13,7 +13,7 @@ from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.learn.batches import step_rows, trajectory_rows
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
 from rollgym.trainer.records.rollout_log import RolloutLog
-from rollgym.trainer.records.trajectory import Outcome, PrefixBreak, Trajectory
+from rollgym.trainer.records.trajectory import PrefixBreak, Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.actors import ModelActor
 from rollgym.trainer.rollout.context import context_policy
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -93,7 +93,9 @@ async def test_a_summary_takes_the_place_of_the_history(pool):
     policy = ScriptedPolicy(TOKENIZER, mover())
     trajectory = await play(pool, policy)
     assert_recorded(trajectory, policy.log)
-    assert (trajectory.outcome, len(trajectory.steps)) == (Outcome.TRUNCATED, 6), "summaries are no steps"
+    assert (trajectory.outcome, len(trajectory.steps)) == (TrajectoryOutcome.TRUNCATED, 6), (
+        "summaries are no steps"
+    )
     assert trajectory.summaries == len(trajectory.segments) - 1 > 1
     assert [each.prefix_break for each in trajectory.segments] == [None] + [
         PrefixBreak.SUMMARY
@@ -165,7 +167,7 @@ async def test_a_summary_that_is_cut_stands_as_far_as_it_goes(pool):
 
 async def test_a_summary_without_room_ends_the_episode_as_other_prompts_do(pool):
     trajectory = await play(pool, ScriptedPolicy(TOKENIZER, mover()), max_length=140)
-    assert trajectory.outcome is Outcome.CONTEXT_OVERFLOW
+    assert trajectory.outcome is TrajectoryOutcome.CONTEXT_OVERFLOW
     assert "the request for a summary before turn" in trajectory.detail
     assert "passes model.max_length 140" in trajectory.detail
 

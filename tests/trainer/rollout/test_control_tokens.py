@@ -17,7 +17,7 @@ from rollgym.trainer.learn.distilling import Hindsight
 from rollgym.trainer.learn.pipelines.example_rows import conversation_rows
 from rollgym.trainer.models.tiny import build_tiny_tokenizer
 from rollgym.trainer.records.group import Group
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.agents.splicing import AgentConversation, SplicingRenderer
 from rollgym.trainer.rollout.chat_template import ControlTokens
 from rollgym.trainer.rollout.prompts import ChatRenderer
@@ -145,7 +145,7 @@ def told_in_hindsight(renderer, hindsight, feedback):
     segment.append_action(reply, [0.0] * len(reply), [0] * len(reply), 0)
     turn = Turn(0, start, len(segment.ids), "Which way?", "Up")
     trajectory = Trajectory(
-        task, 0, outcome=Outcome.FAILED, detail=feedback, turns=[turn], segments=[segment]
+        task, 0, outcome=TrajectoryOutcome.FAILED, detail=feedback, turns=[turn], segments=[segment]
     )
     batch = episode_batch([Group(0, task, 0, trajectories=[trajectory])], row_builder("trajectory"))
     (told,) = hindsight.rows(batch)

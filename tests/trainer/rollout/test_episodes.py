@@ -14,7 +14,7 @@ from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.config.rollout import PromptSettings
 from rollgym.trainer.inference.base import SamplingParams
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.actors import ModelActor
 from rollgym.trainer.rollout.prompts import PromptBuilder
 from tests.support.lone_episodes import ASKING, TASK, Engine, Pool, Prompts, Session, played_in
@@ -67,11 +67,11 @@ async def test_the_wait_for_a_session_is_the_queue_s():
 @pytest.mark.parametrize(
     ("problem", "outcome"),
     [
-        (ProblemError("env_error", "ValueError: no board"), Outcome.ENVIRONMENT_ERROR),
-        (ProblemError("at_capacity", "no place"), Outcome.ENVIRONMENT_ERROR),
-        (ProblemError("upstream_error", "gone"), Outcome.ENVIRONMENT_ERROR),
-        (ProblemError("step_timeout", "slow"), Outcome.TIMEOUT),
-        (DecodeError("a space has no bounds"), Outcome.ENVIRONMENT_ERROR),
+        (ProblemError("env_error", "ValueError: no board"), TrajectoryOutcome.ENVIRONMENT_ERROR),
+        (ProblemError("at_capacity", "no place"), TrajectoryOutcome.ENVIRONMENT_ERROR),
+        (ProblemError("upstream_error", "gone"), TrajectoryOutcome.ENVIRONMENT_ERROR),
+        (ProblemError("step_timeout", "slow"), TrajectoryOutcome.TIMEOUT),
+        (DecodeError("a space has no bounds"), TrajectoryOutcome.ENVIRONMENT_ERROR),
     ],
 )
 async def test_a_session_that_cannot_be_made_is_an_outcome(problem, outcome):
@@ -101,7 +101,7 @@ async def test_what_is_too_large_may_be_the_runs_the_rows_or_the_policys():
         await played(Pool(ResetRefused(problem=TOO_LARGE)))
     row = replace(TASK, row="row 3 of riddles.jsonl", options={"problem": "x" * 3000})
     unplayable = await played(Pool(ResetRefused(problem=TOO_LARGE)), task=row)
-    assert unplayable.outcome is Outcome.UNPLAYABLE
+    assert unplayable.outcome is TrajectoryOutcome.UNPLAYABLE
     assert unplayable.detail == (
         "Any-v0 does not take row 3 of riddles.jsonl: the request has 3095 bytes; the limit is 1024"
     )
@@ -111,9 +111,9 @@ async def test_what_is_too_large_may_be_the_runs_the_rows_or_the_policys():
         ResetRefused(problem=TOO_LARGE_ANSWER),
     ):
         for task in (TASK, row):
-            assert (await played(Pool(session), task=task)).outcome is Outcome.ENVIRONMENT_ERROR
+            assert (await played(Pool(session), task=task)).outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     by_agent = await played(Pool(Session(problem=TOO_LARGE)), agent=ASKING)
-    assert by_agent.outcome is Outcome.ENVIRONMENT_ERROR
+    assert by_agent.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     with pytest.raises(ProblemError, match="too_large"):
         await played(Pool(problem=TOO_LARGE), task=row)  # kwargs are not the row's
 
@@ -132,7 +132,7 @@ async def test_what_is_too_large_may_be_the_runs_the_rows_or_the_policys():
 )
 async def test_a_number_of_an_environment_that_is_none_is_an_outcome(session):
     trajectory = await played(Pool(session))
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert not trajectory.outcome.is_result
     assert trajectory.detail.startswith("the environment's ")
 
@@ -140,11 +140,11 @@ async def test_a_number_of_an_environment_that_is_none_is_an_outcome(session):
 @pytest.mark.parametrize(
     ("info", "outcome"),
     [
-        ({"success": 1}, Outcome.SOLVED),
-        ({"success": 0.0}, Outcome.FAILED),
-        ({"success": "false"}, Outcome.INVALID_NUMBER),
-        ({"success": None}, Outcome.INVALID_NUMBER),
-        ({"action_is_valid": "no"}, Outcome.INVALID_NUMBER),
+        ({"success": 1}, TrajectoryOutcome.SOLVED),
+        ({"success": 0.0}, TrajectoryOutcome.FAILED),
+        ({"success": "false"}, TrajectoryOutcome.INVALID_NUMBER),
+        ({"success": None}, TrajectoryOutcome.INVALID_NUMBER),
+        ({"action_is_valid": "no"}, TrajectoryOutcome.INVALID_NUMBER),
     ],
 )
 async def test_truth_values_are_booleans_or_numbers(info, outcome):
@@ -161,7 +161,7 @@ async def test_messages_of_an_environment_that_are_none_are_an_outcome(messages)
             return "board", {"messages": messages}
 
     trajectory = await played(Pool(Odd()))
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     assert "info['messages'] must be a list of messages" in trajectory.detail
 
 
@@ -173,7 +173,7 @@ async def test_instructions_and_tools_that_are_none_are_an_outcome(info):
 
     prompts = PromptBuilder(SimpleNamespace(), None, PromptSettings(tools="template"))
     actor = ModelActor(Engine(-1.0), prompts, SamplingParams(4), 64, 0, "test")
-    assert (await played(Pool(Odd()), actor=actor)).outcome is Outcome.ENVIRONMENT_ERROR
+    assert (await played(Pool(Odd()), actor=actor)).outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
 
 
 async def test_very_long_keys_of_states_are_kept_as_digests():
@@ -189,18 +189,18 @@ async def test_an_answer_that_cannot_be_read_is_an_outcome():
     trajectory = await played(
         Pool(Session(problem=DecodeError("the reward of a step is a number, not bool")))
     )
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
 
 
 async def test_an_action_that_the_space_refuses_does_not_end_the_run():
     trajectory = await played(Pool(Session(problem=ProblemError("invalid_action", "too long"))))
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
 
 
 async def test_metrics_of_an_environment_that_are_no_numbers_are_counted():
     metrics = {"steps": 2, "won": True, "speed": math.nan, "size": math.inf, "name": "x"}
     trajectory = await played(Pool(Session(info={"metrics": metrics})))
-    assert trajectory.outcome is Outcome.SOLVED
+    assert trajectory.outcome is TrajectoryOutcome.SOLVED
     assert trajectory.metrics == {"steps": 2.0, "won": 1.0, "metrics_refused": 2.0}
 
 
@@ -208,5 +208,5 @@ async def test_metrics_of_an_environment_that_are_no_numbers_are_counted():
 async def test_log_probabilities_that_are_none_are_an_outcome(logprob):
     actor = ModelActor(Engine(logprob), Prompts(), SamplingParams(4), 64, 0, "test")
     trajectory = await played(Pool(), actor=actor)
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert "inference engine" in trajectory.detail

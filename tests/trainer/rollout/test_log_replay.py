@@ -15,7 +15,7 @@ from rollgym.trainer.core.plugins import load_plugin
 from rollgym.trainer.core.run_files import WriteError
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.records.rollout_log import RolloutLog
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.actors import View
 from rollgym.trainer.rollout.environments import EnvironmentPool
 from rollgym.trainer.rollout.episodes import EpisodePlayer
@@ -275,13 +275,13 @@ async def test_attempts_that_failed_are_not_taken_up_again(tmp_path, pool):
     first = Process(tmp_path / "log", pool)
     broken = Task(8, "NoisyEcho", 7, {"breaks_at": 2})
     failed = await first.play(broken)
-    assert failed.outcome is Outcome.ENVIRONMENT_ERROR
+    assert failed.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     await first.play(LAKE, attempt=1)
     first.log.close()
     second = Process(tmp_path / "log", pool)
     again = await second.play(broken)
     assert (again.outcome, again.detail, again.turns) == (failed.outcome, failed.detail, [])
-    assert (await second.play(LAKE)).outcome is Outcome.TIMEOUT, "a later attempt is in the log"
+    assert (await second.play(LAKE)).outcome is TrajectoryOutcome.TIMEOUT, "a later attempt is in the log"
     assert second.engine.drawn == 0
     assert (await second.play(LAKE, attempt=1)).outcome.is_result
     assert second.engine.drawn == 0

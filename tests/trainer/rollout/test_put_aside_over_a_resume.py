@@ -10,7 +10,7 @@ from rollgym.trainer.records.checkpoint import RunState
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger
 from rollgym.trainer.records.rollout_log import EpisodeKey, RolloutLog
-from rollgym.trainer.records.trajectory import Outcome, Segment, Trajectory
+from rollgym.trainer.records.trajectory import Segment, Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.log_replay import LoggedClient, LogReplay, session_key
 from rollgym.trainer.rollout.scheduler import RolloutScheduler
@@ -74,7 +74,7 @@ class Process:
         )
 
     async def play(self, task, member, attempt):
-        trajectory = Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+        trajectory = Trajectory(task, member, attempt, outcome=TrajectoryOutcome.SOLVED)
         segment = Segment()
         name = session_key("train", task.index, member, attempt)
         with self.log_replay.playing(EpisodeKey(task.index, member, attempt)):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger, TaskEvent
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import NothingToLearnError, RolloutScheduler
 from tests.support.schedulers import CountedSlots, CountingSource, scheduler_of, solved
@@ -110,7 +110,7 @@ class Run:
     async def play(self, task, member, attempt):
         await asyncio.sleep(self.durations[(task.index * 3 + member) % len(self.durations)])
         failed = self.fates[task.index % len(self.fates)] == "fails" and member == 0
-        outcome = Outcome.ENVIRONMENT_ERROR if failed else Outcome.SOLVED
+        outcome = TrajectoryOutcome.ENVIRONMENT_ERROR if failed else TrajectoryOutcome.SOLVED
         return Trajectory(task, member, attempt, outcome=outcome)
 
     def leave_out(self, group):
@@ -173,7 +173,7 @@ def test_groups_put_aside_are_stopped_and_played_anew_with_all_their_episodes():
     async def play(task, member, attempt):
         attempts[task.index, attempt] += 1
         await asyncio.sleep(durations.get(task.index, 1.0))
-        return Trajectory(task, member, attempt, outcome=Outcome.SOLVED)
+        return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.SOLVED)
 
     async def run():
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ from rollgym.trainer.config.data import DatasetSettings, EvaluationSetSettings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.evaluation.evaluation_sets import build_evaluation_set
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.actors import ScriptedActor
 from rollgym.trainer.rollout.agent import play_episode
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -79,7 +79,7 @@ async def test_the_reward_is_the_weighted_sum_and_each_part_has_its_name(url, ro
     turn = trajectory.turns[-1]
     assert turn.reward_parts == {"Arithmetic-v0": 1.0, "judge": 0.0, "QA-v0": 0.0}
     assert turn.reward == 1.0
-    assert trajectory.outcome is Outcome.SOLVED
+    assert trajectory.outcome is TrajectoryOutcome.SOLVED
     trajectory = await played(url, rows, "5", reward_weight=2.0)
     parts = trajectory.turns[-1].reward_parts
     assert parts["judge"] == 0.5
@@ -133,14 +133,14 @@ async def test_behind_a_gate_that_is_shut_nobody_is_asked_and_nothing_is_paid(ur
 async def test_a_judge_that_cannot_tell_is_a_failure_and_never_a_score(url, rows, judge, answer):
     judge.answer = answer
     trajectory = await played(url, rows, "six")
-    assert trajectory.outcome in (Outcome.ENVIRONMENT_ERROR, Outcome.TIMEOUT)
+    assert trajectory.outcome in (TrajectoryOutcome.ENVIRONMENT_ERROR, TrajectoryOutcome.TIMEOUT)
     assert trajectory.detail.startswith("the verifier judge could not tell: ")
     assert not trajectory.turns[-1].reward_parts
 
 
 async def test_a_sum_that_none_can_compute_with_is_an_outcome(url, rows):
     trajectory = await played(url, rows, "<answer>5</answer>", reward_weight=1e300)
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert trajectory.detail.startswith("the weighted sum of an episode's scores is 1e+300")
 
 
@@ -150,7 +150,7 @@ async def test_a_verdict_that_cannot_be_read_is_an_outcome(url, rows, monkeypatc
 
     monkeypatch.setattr(EnvClient, "verify", garbage)
     trajectory = await played(url, rows, "5")
-    assert trajectory.outcome is Outcome.ENVIRONMENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.ENVIRONMENT_ERROR
     assert trajectory.detail == "the server gave 0 verdicts on 1 items"
 
 

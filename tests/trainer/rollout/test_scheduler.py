@@ -7,7 +7,7 @@ import pytest
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger, TaskEvent
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import EnvironmentFailsError, RolloutScheduler
 from rollgym.trainer.rollout.slots import EpisodeSlots
@@ -54,7 +54,7 @@ async def test_a_batch_is_in_the_order_of_the_stream_whoever_ended_first():
 async def test_a_failed_episode_is_played_again_and_counted():
     async def play(task, member, attempt):
         if member == 1 and attempt == 0:
-            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+            return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.ENVIRONMENT_ERROR)
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play)
@@ -62,7 +62,7 @@ async def test_a_failed_episode_is_played_again_and_counted():
     assert all(len(group.trajectories) == 3 for group in groups)
     assert [group.failures for group in groups] == [{"environment_error": 1}] * 2
     assert scheduler.counters["episodes_environment_error"] == 2
-    assert {t.outcome for group in groups for t in group.trajectories} == {Outcome.SOLVED}
+    assert {t.outcome for group in groups for t in group.trajectories} == {TrajectoryOutcome.SOLVED}
     await scheduler.close()
 
 
@@ -116,7 +116,7 @@ async def test_a_time_out_of_what_gives_rewards_is_its_own():
 async def test_a_group_that_cannot_be_played_is_dropped_and_replaced_by_the_next_task():
     async def play(task, member, attempt):
         if task.index == 0:
-            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+            return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.ENVIRONMENT_ERROR)
         return await solved(task, member, attempt)
 
     slots = CountedSlots()
@@ -210,7 +210,7 @@ async def test_an_episode_that_something_else_cancels_ends_the_run():
 
 
 async def always_failing(task, member, attempt):
-    trajectory = Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+    trajectory = Trajectory(task, member, attempt, outcome=TrajectoryOutcome.ENVIRONMENT_ERROR)
     trajectory.detail = "env_error: RuntimeError: no\nboard"
     return trajectory
 
@@ -240,7 +240,7 @@ async def test_an_environment_that_always_fails_ends_the_run_with_its_reason():
 
 
 async def failing_with_much_to_say(task, member, attempt):
-    trajectory = Trajectory(task, member, attempt, outcome=Outcome.AGENT_ERROR)
+    trajectory = Trajectory(task, member, attempt, outcome=TrajectoryOutcome.AGENT_ERROR)
     trajectory.detail = "the program ended with code 1: " + "File line\n" * 100 + "ValueError: no such tool"
     return trajectory
 
@@ -370,7 +370,7 @@ async def test_a_greedy_episode_is_played_beside_each_group_and_is_not_one_of_it
 async def test_a_group_whose_greedy_episode_fails_is_dropped():
     async def play(task, member, attempt):
         if task.index == 0 and member == 3:
-            return Trajectory(task, member, attempt, outcome=Outcome.ENVIRONMENT_ERROR)
+            return Trajectory(task, member, attempt, outcome=TrajectoryOutcome.ENVIRONMENT_ERROR)
         return await solved(task, member, attempt)
 
     scheduler = scheduler_of(play, greedy=True)

@@ -7,7 +7,7 @@ import pytest
 from rollgym.trainer.core.errors import RunError
 from rollgym.trainer.records.group import GroupPlan
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.admission import AdmissionWindow
 from rollgym.trainer.rollout.scheduler import RolloutScheduler
 from rollgym.trainer.rollout.slots import BoundedSlots, DeterministicBatcher
@@ -206,7 +206,9 @@ def test_time_without_a_server_is_not_an_episodes_own_and_what_it_played_is_kept
         scheduler._disconnected = disconnected
         step = await scheduler.next_groups(version=0)
         assert asyncio.get_running_loop().time() == 100.0
-        assert {each.outcome for group in step.kept for each in group.trajectories} == {Outcome.SOLVED}
+        assert {each.outcome for group in step.kept for each in group.trajectories} == {
+            TrajectoryOutcome.SOLVED
+        }
         assert scheduler.counters["episodes_timeout"] == 0
         await scheduler.close()
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rollgym.trainer.rollout.agents.replies import Reply
+from rollgym.trainer.rollout.agents.replies import ParsedReply
 from rollgym.trainer.rollout.agents.splicing import SampledReply, TextPrompt
 from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream
 
@@ -27,7 +27,7 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Completion:
     """The answer to a request.
 
     Attributes:
@@ -64,7 +64,7 @@ class Answer:
 class AnswerListener(Protocol):
     """Receives an answer while it is sampled."""
 
-    def begins(self, answer: Answer) -> None:
+    def begins(self, answer: Completion) -> None:
         """Its prompt is there, and none of its choices."""
         ...
 
@@ -95,6 +95,6 @@ class ChoiceStream:
         if deltas := self.stream.add(ids):
             self.listener.says(self.choice, deltas)
 
-    def end(self, reply: Reply) -> None:
+    def end(self, reply: ParsedReply) -> None:
         """Hand over what is left of it."""
         self.listener.says(self.choice, self.stream.end(reply))

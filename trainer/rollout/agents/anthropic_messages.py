@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.answers import Choice, Completion
 from rollgym.trainer.rollout.agents.calls import (
     AgentCall,
     Message,
@@ -241,7 +241,7 @@ def _text(content: object, param: str) -> str:
 # -- answers -----------------------------------------------------------------------------------------------------------
 
 
-def message_body(call: AgentCall, answer: Answer, model: str) -> dict[str, Any]:
+def message_body(call: AgentCall, answer: Completion, model: str) -> dict[str, Any]:
     """Return the answer.
 
     Args:
@@ -263,7 +263,7 @@ class MessageEvents:
         model: The policy's name.
     """
 
-    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+    def __init__(self, call: AgentCall, answer: Completion, model: str) -> None:
         self._answer, self._model = answer, model
         self._begun = False
         # Kinds of the blocks that were opened; the last one is open.
@@ -278,7 +278,7 @@ class MessageEvents:
                 yield from self._opened(kind, {"type": kind, kind: ""})
             yield self._delta({"type": f"{kind}_delta", kind: delta.text})
 
-    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    def ends(self, answer: Completion, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
         """Yield what comes when all of it is there."""
         yield from self._begins()
         choice = answer.choices[0]
@@ -330,11 +330,11 @@ def error_body(error: ApiError) -> dict[str, Any]:
     return {"type": "error", "error": told}
 
 
-def _head(answer: Answer, model: str) -> dict[str, Any]:
+def _head(answer: Completion, model: str) -> dict[str, Any]:
     return {"id": f"msg_{answer.identifier}", "type": "message", "role": "assistant", "model": model}
 
 
-def _usage(answer: Answer, sampled: int) -> dict[str, int]:
+def _usage(answer: Completion, sampled: int) -> dict[str, int]:
     nothing = {"cache_creation_input_tokens": 0, "cache_read_input_tokens": 0}
     return {"input_tokens": len(answer.prompt_ids), "output_tokens": sampled} | nothing
 

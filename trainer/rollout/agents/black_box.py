@@ -13,7 +13,7 @@ from rollgym.clients.protocol.arrays import DecodeError
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.numbers import LARGEST, finite_number
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.agent import Session, note_failure
 from rollgym.trainer.rollout.agents.endpoint import agents_app
 from rollgym.trainer.rollout.agents.environment import FAILURES, EpisodeEnvironment
@@ -210,7 +210,7 @@ def conclude(
         note_failure(trajectory, failure)
     elif not trajectory.turns:
         why = end.failure or "the agent ended without an answer of the policy"
-        trajectory.outcome, trajectory.detail = Outcome.AGENT_ERROR, why
+        trajectory.outcome, trajectory.detail = TrajectoryOutcome.AGENT_ERROR, why
     elif not environment.seen.over:
         trajectory.outcome, trajectory.detail = unfinished(agent, end, max_turns)
 
@@ -238,15 +238,20 @@ def give_posted(trajectory: Trajectory, agent: AgentSession, end: AgentEnd) -> N
         raise InvalidNumberError(f"the episode's rewards add up to {total:g}")
 
 
-def unfinished(agent: AgentSession, end: AgentEnd, max_turns: int | None) -> tuple[Outcome, str]:
+def unfinished(agent: AgentSession, end: AgentEnd, max_turns: int | None) -> tuple[TrajectoryOutcome, str]:
     """Return the outcome of an episode that no environment has ended, and a word on it."""
     posted = agent.posted
     if posted.reward is not None or posted.success is not None or posted.turns:
-        return (Outcome.SOLVED if posted.success else Outcome.FAILED), "as the agent posted"
+        return (
+            TrajectoryOutcome.SOLVED if posted.success else TrajectoryOutcome.FAILED
+        ), "as the agent posted"
     if agent.counts.overflows:
-        return Outcome.CONTEXT_OVERFLOW, "a prompt of the agent left no room for a reply"
+        return TrajectoryOutcome.CONTEXT_OVERFLOW, "a prompt of the agent left no room for a reply"
     if max_turns is not None and agent.counts.calls >= max_turns:
-        return Outcome.TRUNCATED, f"max_turns {max_turns} reached"
+        return TrajectoryOutcome.TRUNCATED, f"max_turns {max_turns} reached"
     if end.failure:
-        return Outcome.AGENT_ERROR, end.failure
-    return Outcome.TRUNCATED, "the agent ended before its environment's episode did, and posted no reward"
+        return TrajectoryOutcome.AGENT_ERROR, end.failure
+    return (
+        TrajectoryOutcome.TRUNCATED,
+        "the agent ended before its environment's episode did, and posted no reward",
+    )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.answers import Choice, Completion
 from rollgym.trainer.rollout.agents.calls import (
     MOST_CHOICES,
     SAMPLING_FIELDS,
@@ -66,7 +66,9 @@ def parse_chat(body: object) -> AgentCall:
     )
 
 
-def chat_body(call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]) -> dict[str, Any]:
+def chat_body(
+    call: AgentCall, answer: Completion, model: str, token_text: Mapping[int, str]
+) -> dict[str, Any]:
     """Return the answer.
 
     Args:
@@ -92,7 +94,7 @@ class ChatChunks:
         model: The policy's name.
     """
 
-    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+    def __init__(self, call: AgentCall, answer: Completion, model: str) -> None:
         self._call = call
         self._head = _head(answer, model, "chat.completion.chunk")
         if call.usage_in_stream:
@@ -109,7 +111,7 @@ class ChatChunks:
             name = "reasoning_content" if delta.kind == "reasoning" else "content"
             yield self._chunk(choice, {name: delta.text})
 
-    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    def ends(self, answer: Completion, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
         """Yield what comes when all of it is there."""
         for index, choice in enumerate(answer.choices):
             yield from self.says(index, ())
@@ -140,13 +142,13 @@ def finish_reason(choice: Choice) -> str:
     return "tool_calls" if choice.sampled.reply.calls else "stop"
 
 
-def usage(answer: Answer) -> dict[str, int]:
+def usage(answer: Completion) -> dict[str, int]:
     """Return how many tokens were read and sampled."""
     prompt, completion = answer.prompt_tokens, answer.completion_tokens
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def _head(answer: Answer, model: str, kind: str) -> dict[str, Any]:
+def _head(answer: Completion, model: str, kind: str) -> dict[str, Any]:
     identifier = f"chatcmpl-{answer.identifier}"
     return {"id": identifier, "object": kind, "created": answer.created, "model": model}
 

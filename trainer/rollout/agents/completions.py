@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 from rollgym.trainer.core.numbers import MOST_IDS
-from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.answers import Choice, Completion
 from rollgym.trainer.rollout.agents.calls import (
     MOST_CHOICES,
     SAMPLING_FIELDS,
@@ -98,7 +98,7 @@ def _are_ids(value: object) -> bool:
 
 
 def completion_body(
-    call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
+    call: AgentCall, answer: Completion, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
     """Return the body of a complete answer; see `chat_body`."""
     choices = []
@@ -119,7 +119,7 @@ class CompletionChunks:
         model: The policy's name.
     """
 
-    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+    def __init__(self, call: AgentCall, answer: Completion, model: str) -> None:
         self._call, self._answer = call, answer
         self._head = _head(answer, model)
         if call.usage_in_stream:
@@ -136,7 +136,7 @@ class CompletionChunks:
         for text in texts:
             yield self._head | {"choices": [_choice(choice, text, None)]}
 
-    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    def ends(self, answer: Completion, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
         """Yield what comes when all of it is there."""
         for index, choice in enumerate(answer.choices):
             yield from self.says(index, ())
@@ -155,7 +155,7 @@ def finish_reason(choice: Choice) -> str:
     return "length" if choice.finish_reason == "length" else "stop"
 
 
-def _head(answer: Answer, model: str) -> dict[str, Any]:
+def _head(answer: Completion, model: str) -> dict[str, Any]:
     identifier = f"cmpl-{answer.identifier}"
     return {"id": identifier, "object": "text_completion", "created": answer.created, "model": model}
 
@@ -164,12 +164,14 @@ def _choice(index: int, text: str, reason: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": None, "finish_reason": reason}
 
 
-def _echoed(call: AgentCall, answer: Answer, index: int) -> str:
+def _echoed(call: AgentCall, answer: Completion, index: int) -> str:
     """Return the prompt of a choice if the reply is to repeat it."""
     return answer.prompts[index // call.wishes.choices].text if call.echo else ""
 
 
-def _details(call: AgentCall, answer: Answer, index: int, token_text: Mapping[int, str]) -> dict[str, Any]:
+def _details(
+    call: AgentCall, answer: Completion, index: int, token_text: Mapping[int, str]
+) -> dict[str, Any]:
     choice = answer.choices[index]
     ids = choice.sampled.token_ids
     details: dict[str, Any] = {}

@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.answers import Completion
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.streaming import Delta
 
@@ -43,12 +43,12 @@ class LiveAnswer:
     """
 
     def __init__(self) -> None:
-        self.answer: Answer | None = None
+        self.answer: Completion | None = None
         self._parts: deque[tuple[int, Sequence[Delta]]] = deque()
         self._news = asyncio.Event()
         self._closed = False
 
-    def begins(self, answer: Answer) -> None:
+    def begins(self, answer: Completion) -> None:
         """Note that the prompt is ready and sampling begins."""
         self.answer = answer
 
@@ -57,7 +57,7 @@ class LiveAnswer:
         self._parts.append((choice, deltas))
         self._news.set()
 
-    def close(self, working: "asyncio.Task[Answer]") -> None:
+    def close(self, working: "asyncio.Task[Completion]") -> None:
         """Close the queue once `working` has ended."""
         if not working.cancelled():
             working.exception()  # the writer reports the failure, unless it has gone
@@ -95,11 +95,11 @@ class EventStream(StreamingResponse):
 
     def __init__(
         self,
-        working: "asyncio.Task[Answer]",
+        working: "asyncio.Task[Completion]",
         live: LiveAnswer,
         events: Events,
         *,
-        ended: Callable[[Answer], Iterable[Event]],
+        ended: Callable[[Completion], Iterable[Event]],
         failed: Callable[[BaseException], ApiError],
         write: Callable[[Event], bytes],
         last: bytes,
@@ -150,7 +150,7 @@ class Delivery:
         work: Samples the answer.
     """
 
-    def __init__(self, asked: bytes, work: Coroutine[Any, Any, Answer]) -> None:
+    def __init__(self, asked: bytes, work: Coroutine[Any, Any, Completion]) -> None:
         self.asked = asked
         self.working = asyncio.get_running_loop().create_task(work)
         self.is_one_of_several = False
@@ -163,7 +163,7 @@ class Delivery:
             return not self.working.cancelling()
         return not self.working.cancelled() and self.working.exception() is None
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> Completion:
         """Wait for the answer; cancel it once its last waiter is gone."""
         self._waiting += 1
         try:
@@ -181,7 +181,7 @@ class Deliveries:
     def __init__(self) -> None:
         self._latest: deque[Delivery] = deque(maxlen=_REMEMBERED)
 
-    def begin(self, asked: bytes, work: Coroutine[Any, Any, Answer]) -> Delivery:
+    def begin(self, asked: bytes, work: Coroutine[Any, Any, Completion]) -> Delivery:
         """Answer a request that was not asked before."""
         delivery = Delivery(asked, work)
         for other in self._latest:

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from rollgym.trainer.core.numbers import LARGEST
-from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.answers import Completion
 from rollgym.trainer.rollout.agents.anthropic_messages import MessageEvents, message_body, parse_messages
 from rollgym.trainer.rollout.agents.calls import AgentCall, finite, whole
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks, chat_body, parse_chat
@@ -48,7 +48,7 @@ _CALL_HEADER = "x-rollgym-call"
 _IGNORED_HEADER = "x-rollgym-ignored"
 
 
-class Sessions(Protocol):
+class AgentSessions(Protocol):
     """Finds sessions by their keys."""
 
     model: str
@@ -70,7 +70,7 @@ class Sessions(Protocol):
         ...
 
 
-def agents_app(sessions: Sessions, max_body_bytes: int, further: Iterable[Route] = ()) -> Starlette:
+def agents_app(sessions: AgentSessions, max_body_bytes: int, further: Iterable[Route] = ()) -> Starlette:
     """Return the endpoint as an application.
 
     Args:
@@ -127,7 +127,7 @@ async def _not_allowed(request: Request, error: Exception) -> Response:
 class _Endpoint:
     """Handles the HTTP requests of agents; see `agents_app`."""
 
-    def __init__(self, sessions: Sessions, max_body_bytes: int) -> None:
+    def __init__(self, sessions: AgentSessions, max_body_bytes: int) -> None:
         self._sessions = sessions
         self._max_body_bytes = max_body_bytes
         self._token_text: dict[int, str] = {}
@@ -202,7 +202,7 @@ class _Endpoint:
         call = parse_messages(await self._json(request), counted=True)
         return JSONResponse({"input_tokens": await session.count(call)})
 
-    async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Answer:
+    async def _answered(self, request: Request, session: AgentSession, call: AgentCall) -> Completion:
         """Return the answer to a request; a retry gets the answer that is ready or in flight."""
         asked = name_of(request, await read_body(request, self._max_body_bytes))
         delivery = session.deliveries.again(request, asked)
@@ -212,7 +212,7 @@ class _Endpoint:
 
     async def _begun(
         self, request: Request, session: AgentSession, call: AgentCall, live: LiveAnswer
-    ) -> "asyncio.Task[Answer]":
+    ) -> "asyncio.Task[Completion]":
         """Begin to answer a request with a stream; see `_answered`."""
         asked = name_of(request, await read_body(request, self._max_body_bytes))
         delivery = session.deliveries.again(request, asked)
@@ -245,7 +245,7 @@ class _Endpoint:
         assert live.answer is not None
         events = api.events(call, live.answer, self._sessions.model)
 
-        def ended(answer: Answer) -> Iterable[Event]:
+        def ended(answer: Completion) -> Iterable[Event]:
             api.keep(session, call, answer)
             return events.ends(answer, self._texts(session, call, answer))
 
@@ -274,7 +274,7 @@ class _Endpoint:
     def _model(self) -> dict[str, Any]:
         return {"id": self._sessions.model, "object": "model", "created": 0, "owned_by": "rollgym"}
 
-    def _texts(self, session: AgentSession, call: AgentCall, answer: Answer) -> Mapping[int, str]:
+    def _texts(self, session: AgentSession, call: AgentCall, answer: Completion) -> Mapping[int, str]:
         if call.logprobs:
             text = session.service.renderer.renderer.token_text
             for token in {each for choice in answer.choices for each in choice.sampled.token_ids}:
@@ -384,7 +384,7 @@ def _key_of(request: Request) -> str:
     return key if scheme.lower() == "bearer" and key else request.headers.get("x-api-key", "")
 
 
-def _headers(answer: Answer) -> dict[str, str]:
+def _headers(answer: Completion) -> dict[str, str]:
     headers = {_CALL_HEADER: str(answer.number)}
     if answer.ignored:
         headers[_IGNORED_HEADER] = ", ".join(answer.ignored)
@@ -399,14 +399,14 @@ def _named_event(event: Event) -> bytes:
     return f"event: {event['type']}\n".encode() + _chunk(event)
 
 
-def _keep_conversation(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+def _keep_conversation(session: AgentSession, call: AgentCall, answer: Completion) -> None:
     said = message_of(answer.choices[0].sampled)
     # Instructions are those of one request, not of the conversation.
     own = call.messages[1:] if call.echoed.get("instructions") is not None else call.messages
     session.conversations[answer.identifier] = [*own, said]
 
 
-def _keep_nothing(session: AgentSession, call: AgentCall, answer: Answer) -> None:
+def _keep_nothing(session: AgentSession, call: AgentCall, answer: Completion) -> None:
     """Clients of this API send the whole conversation."""
 
 
@@ -421,10 +421,12 @@ class _StreamApi:
         keep: Keeps what a later request may name.
     """
 
-    events: Callable[[AgentCall, Answer, str], ChatChunks | CompletionChunks | ResponseEvents | MessageEvents]
+    events: Callable[
+        [AgentCall, Completion, str], ChatChunks | CompletionChunks | ResponseEvents | MessageEvents
+    ]
     write: Callable[[Event], bytes]
     last: bytes
-    keep: Callable[[AgentSession, AgentCall, Answer], None]
+    keep: Callable[[AgentSession, AgentCall, Completion], None]
 
 
 _CHAT = _StreamApi(ChatChunks, _chunk, b"data: [DONE]\n\n", _keep_nothing)

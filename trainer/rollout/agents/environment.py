@@ -16,7 +16,7 @@ from rollgym.clients.protocol.tool_calls import ToolCall, call_format_of
 from rollgym.clients.replies.formats.calls import UnwritableCallError
 from rollgym.clients.replies.formats.table import declared_tools, written_calls
 from rollgym.trainer.core.errors import ConfigError, InvalidNumberError, TrainerError
-from rollgym.trainer.records.trajectory import Outcome, Phase, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Phase, Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.agent import (
     EpisodeMetrics,
     Session,
@@ -198,7 +198,7 @@ class EpisodeEnvironment:
 
     def ended(self) -> bool:
         """Whether the environment's episode has its outcome."""
-        return self.seen.over and self._trajectory.outcome is not Outcome.ENVIRONMENT_ERROR
+        return self.seen.over and self._trajectory.outcome is not TrajectoryOutcome.ENVIRONMENT_ERROR
 
 
 def _add_up(earlier: Turn, turn: Turn) -> None:

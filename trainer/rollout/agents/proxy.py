@@ -16,7 +16,7 @@ from starlette.routing import Route
 from rollgym.clients.protocol.json_text import read_shallow_json
 from rollgym.trainer.core.errors import InvalidNumberError
 from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.agents.black_box import give_posted, unfinished
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
 from rollgym.trainer.rollout.agents.errors import ApiError
@@ -204,10 +204,10 @@ def _conclude(trajectory: Trajectory, session: AgentSession, why: str) -> None:
     try:
         give_posted(trajectory, session, AgentEnd())
     except InvalidNumberError as error:
-        trajectory.outcome, trajectory.detail = Outcome.INVALID_NUMBER, str(error)
+        trajectory.outcome, trajectory.detail = TrajectoryOutcome.INVALID_NUMBER, str(error)
         return
     trajectory.outcome, trajectory.detail = unfinished(session, AgentEnd(), None)
-    if why and trajectory.outcome is Outcome.TRUNCATED:
+    if why and trajectory.outcome is TrajectoryOutcome.TRUNCATED:
         trajectory.detail = why
 
 

@@ -30,7 +30,7 @@ class ApiToolCall:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ParsedReply:
     """A reply, taken apart.
 
     Attributes:
@@ -51,7 +51,7 @@ def read_reply(
     begun: bool = False,
     schemas: Schemas | None = None,
     begins: tuple[str, ...] = (),
-) -> Reply:
+) -> ParsedReply:
     """Parse a reply.
 
     Args:
@@ -63,13 +63,13 @@ def read_reply(
     """
     reasoning, said = split_thinking(text, begun=begun)
     if tool_format is None or (begins and not said.startswith(begins)):
-        return Reply(said, reasoning)
+        return ParsedReply(said, reasoning)
     form = FORMATS[tool_format]
     reading = form.read(said, schemas or {}, strict=False)
     if not reading.calls or (form.whole and reading.faults):
-        return Reply(said, reasoning)
+        return ParsedReply(said, reasoning)
     # What is said beside calls comes without the blanks that lead over to them.
-    return Reply(reading.remaining.rstrip(), reasoning, tuple(map(_as_text, reading.calls)))
+    return ParsedReply(reading.remaining.rstrip(), reasoning, tuple(map(_as_text, reading.calls)))
 
 
 def has_mark(text: str, tool_format: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from rollgym.trainer.rollout.agents.answers import Answer, Choice
+from rollgym.trainer.rollout.agents.answers import Choice, Completion
 from rollgym.trainer.rollout.agents.calls import (
     SAMPLING_FIELDS,
     WITHOUT_EFFECT,
@@ -214,7 +214,7 @@ class _ItemReader:
 
 
 def response_body(
-    call: AgentCall, answer: Answer, model: str, token_text: Mapping[int, str]
+    call: AgentCall, answer: Completion, model: str, token_text: Mapping[int, str]
 ) -> dict[str, Any]:
     """Return the body of a complete answer; see `chat_body`."""
     choice = answer.choices[0]
@@ -239,7 +239,7 @@ class ResponseEvents:
         model: The policy's name.
     """
 
-    def __init__(self, call: AgentCall, answer: Answer, model: str) -> None:
+    def __init__(self, call: AgentCall, answer: Completion, model: str) -> None:
         self._call, self._answer, self._model = call, answer, model
         self._number = 0
         self._begun = False
@@ -252,7 +252,7 @@ class ResponseEvents:
         for delta in deltas:
             yield from self._numbered(self._said(delta))
 
-    def ends(self, answer: Answer, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    def ends(self, answer: Completion, token_text: Mapping[int, str]) -> Iterator[dict[str, Any]]:
         """Yield what comes when all of it is there."""
         yield from self._begins()
         whole_answer = response_body(self._call, answer, self._model, token_text)
@@ -350,7 +350,7 @@ def _of_part(
     return "reasoning_text", place, {}
 
 
-def _head(call: AgentCall, answer: Answer, model: str, status: str) -> dict[str, Any]:
+def _head(call: AgentCall, answer: Completion, model: str, status: str) -> dict[str, Any]:
     """Return the fields that all states of an answer have."""
     nothing = dict.fromkeys(("error", "incomplete_details", "instructions", "previous_response_id", "usage"))
     head: dict[str, Any] = {
@@ -368,7 +368,7 @@ def _head(call: AgentCall, answer: Answer, model: str, status: str) -> dict[str,
 
 
 def _items(
-    call: AgentCall, answer: Answer, choice: Choice, token_text: Mapping[int, str]
+    call: AgentCall, answer: Completion, choice: Choice, token_text: Mapping[int, str]
 ) -> list[dict[str, Any]]:
     reply, names = choice.sampled.reply, answer.identifier
     items: list[dict[str, Any]] = []
@@ -402,7 +402,7 @@ def _message_item(
     return {"type": "message", "id": f"msg_{names}", "role": "assistant", "content": [said], "status": status}
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
+def _usage(answer: Completion) -> dict[str, Any]:
     prompt, completion = len(answer.prompt_ids), answer.completion_tokens
     return {
         "input_tokens": prompt,

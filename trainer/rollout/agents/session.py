@@ -11,19 +11,19 @@ from rollgym.clients.replies.thinking import has_thought
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.errors import StructuredOutputError
 from rollgym.trainer.records.trajectory import Phase, Trajectory, Turn
-from rollgym.trainer.rollout.agents.answers import Answer, AnswerListener, Choice, ChoiceStream
+from rollgym.trainer.rollout.agents.answers import AnswerListener, Choice, ChoiceStream, Completion
 from rollgym.trainer.rollout.agents.calls import AgentCall, Message, RequestedSampling, last_text
 from rollgym.trainer.rollout.agents.deliveries import Deliveries
 from rollgym.trainer.rollout.agents.errors import ApiError
 from rollgym.trainer.rollout.agents.policy_service import PolicyService
-from rollgym.trainer.rollout.agents.replies import Reply, has_mark, read_reply, schemas_of
+from rollgym.trainer.rollout.agents.replies import ParsedReply, has_mark, read_reply, schemas_of
 from rollgym.trainer.rollout.agents.splicing import (
     AgentConversation,
     Found,
     KnownTexts,
-    Prompt,
     ReplyIndex,
     SampledReply,
+    SplicedPrompt,
     TextPrompt,
 )
 from rollgym.trainer.rollout.agents.streaming import ReplyStream, first_stop, stopped
@@ -127,7 +127,7 @@ class AgentSession:
         for task in self._under_way:
             task.cancel()
 
-    async def answer(self, call: AgentCall, listener: AnswerListener | None = None) -> Answer:
+    async def answer(self, call: AgentCall, listener: AnswerListener | None = None) -> Completion:
         """Sample what an agent asks for, and record it.
 
         Args:
@@ -161,7 +161,7 @@ class AgentSession:
         conversation: AgentConversation | None,
         ignored: tuple[str, ...],
         listener: AnswerListener | None,
-    ) -> Answer:
+    ) -> Completion:
         prompts = await self._prompts(call, conversation)
         try:
             samplings = [self.service.sampling_for(call.wishes, len(prompt.ids)) for prompt in prompts]
@@ -204,7 +204,7 @@ class AgentSession:
         prompt, _ = await self._rendered(AgentConversation.of(call.messages, call.tools))
         return len(prompt.ids)
 
-    async def tell_again(self, call: AgentCall, answer: Answer, listener: AnswerListener) -> Answer:
+    async def tell_again(self, call: AgentCall, answer: Completion, listener: AnswerListener) -> Completion:
         """Send a listener an answer that is complete already."""
         call, _ = self.service.settled(call)
         for stream, choice in zip(self._streams(call, listener, answer), answer.choices, strict=True):
@@ -212,15 +212,17 @@ class AgentSession:
             stream.end(choice.sampled.reply)
         return answer
 
-    def _begun(self, number: int, prompts: Sequence[Prompt | TextPrompt], ignored: tuple[str, ...]) -> Answer:
+    def _begun(
+        self, number: int, prompts: Sequence[SplicedPrompt | TextPrompt], ignored: tuple[str, ...]
+    ) -> Completion:
         first, texts = prompts[0], [each for each in prompts if isinstance(each, TextPrompt)]
-        thinks = isinstance(first, Prompt) and first.thinks
+        thinks = isinstance(first, SplicedPrompt) and first.thinks
         name, now = self._name(number, "answer", 24), int(self._clock())
-        return Answer(number, name, now, first.ids, (), ignored, thinks, texts)
+        return Completion(number, name, now, first.ids, (), ignored, thinks, texts)
 
     async def _prompts(
         self, call: AgentCall, conversation: AgentConversation | None
-    ) -> Sequence[Prompt | TextPrompt]:
+    ) -> Sequence[SplicedPrompt | TextPrompt]:
         """Return all that the policy reads."""
         if conversation is not None:
             return [await self._prompt(conversation)]
@@ -228,7 +230,7 @@ class AgentSession:
             return await asyncio.to_thread(lambda: list(map(self._texts.prompt, call.prompts)))
         return list(map(self._texts.prompt, call.prompts))
 
-    async def _prompt(self, conversation: AgentConversation) -> Prompt:
+    async def _prompt(self, conversation: AgentConversation) -> SplicedPrompt:
         """Return what the policy reads; count a template that renders the earlier prompt differently."""
         prompt, stored = await self._rendered(conversation)
         if prompt.ids[: len(stored)] != stored:
@@ -239,7 +241,7 @@ class AgentSession:
             )
         return prompt
 
-    async def _rendered(self, conversation: AgentConversation) -> tuple[Prompt, list[int]]:
+    async def _rendered(self, conversation: AgentConversation) -> tuple[SplicedPrompt, list[int]]:
         """Return what the policy reads, and the ids of what of it was recorded before."""
         found = self._index.found(conversation)
         stored = self._stored(found)
@@ -283,7 +285,7 @@ class AgentSession:
             self._under_way.discard(task)
 
     def _streams(
-        self, call: AgentCall, listener: AnswerListener | None, answer: Answer
+        self, call: AgentCall, listener: AnswerListener | None, answer: Completion
     ) -> list[ChoiceStream]:
         """Return what hands the choices to a listener; empty without a listener."""
         if listener is None:
@@ -379,7 +381,7 @@ class AgentSession:
         text = marked if tool_format and has_mark(marked, tool_format) else plain
         reply = asked.reply(text, tool_format)
         if not call.parallel_tools:
-            reply = Reply(reply.content, reply.reasoning, reply.calls[:1])
+            reply = ParsedReply(reply.content, reply.reasoning, reply.calls[:1])
         # Nine letters and digits: some templates take nothing else.
         call_ids = tuple(self._name(number, f"{index}-{each}", 9) for each in range(len(reply.calls)))
         turn_number = len(self.trajectory.turns)
@@ -427,7 +429,7 @@ class _Asked:
 
     call: AgentCall
     conversation: AgentConversation | None
-    prompt: Prompt | TextPrompt
+    prompt: SplicedPrompt | TextPrompt
     number: int
     index: int
 
@@ -436,10 +438,10 @@ class _Asked:
         """Return the last messages of the prompt, for people."""
         return self.prompt.text if isinstance(self.prompt, TextPrompt) else last_text(self.call.messages)
 
-    def reply(self, text: str, tool_format: str | None) -> Reply:
+    def reply(self, text: str, tool_format: str | None) -> ParsedReply:
         """Parse a reply into thinking, content and tool calls."""
         if isinstance(self.prompt, TextPrompt):
-            return Reply(text)
+            return ParsedReply(text)
         begun, wanted = self.prompt.thinks, self.call.wishes.structured
         if wanted is not None and not has_thought(text):
             begun = False  # if the prompt wants thinking, the reply was constrained from its first token on

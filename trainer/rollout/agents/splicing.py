@@ -34,7 +34,7 @@ from rollgym.clients.replies.thinking import (
 from rollgym.trainer.core.errors import ConfigError, UnplayableTaskError
 from rollgym.trainer.rollout.agents.calls import Message, parsed_arguments
 from rollgym.trainer.rollout.agents.errors import ApiError, invalid
-from rollgym.trainer.rollout.agents.replies import Reply
+from rollgym.trainer.rollout.agents.replies import ParsedReply
 from rollgym.trainer.rollout.chat_template import Tool
 from rollgym.trainer.rollout.prompts import ChatRenderer
 
@@ -57,7 +57,7 @@ class SampledReply:
 
     token_ids: tuple[int, ...]
     text: str
-    reply: Reply
+    reply: ParsedReply
     call_ids: tuple[str, ...] = ()
     place: tuple[int, int] | None = None
 
@@ -218,7 +218,7 @@ def _digest(message: Message) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class SplicedPrompt:
     """The policy's prompt.
 
     Attributes:
@@ -276,7 +276,7 @@ class SplicingRenderer:
 
     def prompt(
         self, conversation: AgentConversation, found: Found = NOTHING, stored: Sequence[int] = ()
-    ) -> Prompt:
+    ) -> SplicedPrompt:
         """Return the prompt of a conversation.
 
         Args:
@@ -298,10 +298,10 @@ class SplicingRenderer:
             if found.latest is not None and stored:
                 tail = self._tail(messages, tools, text, found.latest, stored[-1])
             if tail is not None:
-                return Prompt([*stored, *self._pieces_of.ids(tail)], opens_thinking(tail))
+                return SplicedPrompt([*stored, *self._pieces_of.ids(tail)], opens_thinking(tail))
             pieces = [text]
         end = pieces[-1]
-        return Prompt(self._ids(pieces), isinstance(end, str) and opens_thinking(end))
+        return SplicedPrompt(self._ids(pieces), isinstance(end, str) and opens_thinking(end))
 
     def _tail(
         self, messages: Sequence[Message], tools: Sequence[Tool], text: str, latest: int, last_id: int

@@ -18,7 +18,7 @@ from rollgym.clients.replies.thinking import (
     opens_with_thinking,
 )
 from rollgym.trainer.inference.base import GenerationResult
-from rollgym.trainer.rollout.agents.replies import Reply
+from rollgym.trainer.rollout.agents.replies import ParsedReply
 
 
 def stopped(
@@ -186,7 +186,7 @@ class ReplyStream:
             self._given[delta.kind].append(delta.text)
         return deltas
 
-    def end(self, reply: Reply) -> list[Delta]:
+    def end(self, reply: ParsedReply) -> list[Delta]:
         """Return what is left of a reply that has ended."""
         self._held = True
         deltas = []

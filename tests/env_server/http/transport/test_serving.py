@@ -13,7 +13,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from uvicorn.server import ServerState
 
 from rollgym.env_server.common.event_loop import Admissions
-from rollgym.env_server.common.settings import ConfigurationError, Settings
+from rollgym.env_server.common.settings import ConfigurationError, ServerSettings
 from rollgym.env_server.http.transport.connection import BoundedHttpProtocol, DescriptorWatch
 from rollgym.env_server.http.transport.serving import KNOWN, DrainingServer, EmbeddedServer, http_config
 from rollgym.env_server.http.transport.write_coalescing import CoalescingProtocol
@@ -48,7 +48,7 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def _config() -> uvicorn.Config:
-    return http_config(_app, Settings())
+    return http_config(_app, ServerSettings())
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def test_servers_override_what_is_there() -> None:
 
 async def test_http_connections_have_what_the_bounds_look_at() -> None:
     connection = BoundedHttpProtocol(
-        Settings(),
+        ServerSettings(),
         DescriptorWatch(),
         Admissions(),
         config=_config(),

@@ -15,7 +15,7 @@ from rollgym.trainer.learn.pipelines.rl import account_for
 from rollgym.trainer.learn.token_fields import TaughtFields
 from rollgym.trainer.records.group import Group
 from rollgym.trainer.records.ledger import Ledger
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from tests.support.played_groups import sharp_groups
 from tests.support.tiny_models import sharp_model
 
@@ -31,7 +31,7 @@ def student() -> TorchBackend:
 
 def cut_off(group: Group) -> None:
     for trajectory in group.trajectories:
-        trajectory.outcome = Outcome.TRUNCATED
+        trajectory.outcome = TrajectoryOutcome.TRUNCATED
 
 
 def fates(groups: list[Group], batch: EpisodeBatch) -> dict[str, int]:

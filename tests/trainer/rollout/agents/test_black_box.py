@@ -18,7 +18,7 @@ from starlette.applications import Starlette
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.agents import process_reaper, runners
 from rollgym.trainer.rollout.agents.black_box import open_black_box
 from rollgym.trainer.rollout.agents.http import serve_app
@@ -64,7 +64,7 @@ async def played(pool, what, script, **options):
 
 async def test_a_program_plays_and_the_environment_pays(pool):
     trajectory = await played(pool, "play", WINS)
-    assert trajectory.outcome is Outcome.SOLVED
+    assert trajectory.outcome is TrajectoryOutcome.SOLVED
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert [turn.anchor is not None for turn in trajectory.turns] == [False, True, True, True, True]
     assert len(trajectory.segments) == 5, "each of its prompts was a conversation of its own"
@@ -73,21 +73,23 @@ async def test_a_program_plays_and_the_environment_pays(pool):
 
 
 async def test_the_environments_end_stands_whatever_the_agent_does_then(pool):
-    assert (await played(pool, "play-then-crash", WINS)).outcome is Outcome.SOLVED
-    assert (await played(pool, "play-then-crash", ["hi", "Right", "Down"])).outcome is Outcome.FAILED
+    assert (await played(pool, "play-then-crash", WINS)).outcome is TrajectoryOutcome.SOLVED
+    assert (
+        await played(pool, "play-then-crash", ["hi", "Right", "Down"])
+    ).outcome is TrajectoryOutcome.FAILED
 
 
 @pytest.mark.parametrize(
     ("what", "outcome", "detail"),
     [
-        ("crash", Outcome.AGENT_ERROR, "ended with code 3: something broke"),
-        ("silent", Outcome.AGENT_ERROR, "the agent ended without an answer of the policy"),
-        ("nan", Outcome.INVALID_NUMBER, "the agent posted a reward that is no number"),
-        ("hello", Outcome.TRUNCATED, "the agent ended before its environment's episode did"),
-        ("chatty", Outcome.TRUNCATED, "the agent ended before"),
-        ("flood", Outcome.AGENT_ERROR, "printed more than 64 MiB, and was ended"),
-        ("reward", Outcome.SOLVED, "as the agent posted"),
-        ("done", Outcome.FAILED, "as the agent posted"),
+        ("crash", TrajectoryOutcome.AGENT_ERROR, "ended with code 3: something broke"),
+        ("silent", TrajectoryOutcome.AGENT_ERROR, "the agent ended without an answer of the policy"),
+        ("nan", TrajectoryOutcome.INVALID_NUMBER, "the agent posted a reward that is no number"),
+        ("hello", TrajectoryOutcome.TRUNCATED, "the agent ended before its environment's episode did"),
+        ("chatty", TrajectoryOutcome.TRUNCATED, "the agent ended before"),
+        ("flood", TrajectoryOutcome.AGENT_ERROR, "printed more than 64 MiB, and was ended"),
+        ("reward", TrajectoryOutcome.SOLVED, "as the agent posted"),
+        ("done", TrajectoryOutcome.FAILED, "as the agent posted"),
     ],
 )
 async def test_every_end_has_its_outcome(pool, what, outcome, detail):
@@ -113,7 +115,7 @@ async def test_who_prints_too_much_is_ended_whatever_lies_in_its_pipe(pool, monk
 
 async def test_turns_end_an_episode(pool):
     trajectory = await played(pool, "greedy", lambda prompt: "hello", max_turns=3)
-    assert trajectory.outcome is Outcome.TRUNCATED
+    assert trajectory.outcome is TrajectoryOutcome.TRUNCATED
     assert trajectory.detail == "max_turns 3 reached"
     assert len(trajectory.turns) == 3
 
@@ -121,7 +123,7 @@ async def test_turns_end_an_episode(pool):
 async def test_a_prompt_without_room_is_the_policys_result(pool):
     hello = ChatRenderer(TOKENIZER).prompt([{"role": "user", "content": "hello"}])
     trajectory = await played(pool, "play", ["hello"], max_length=len(hello) + 512)
-    assert trajectory.outcome is Outcome.CONTEXT_OVERFLOW
+    assert trajectory.outcome is TrajectoryOutcome.CONTEXT_OVERFLOW
     assert len(trajectory.turns) == 1
 
 
@@ -148,7 +150,7 @@ async def test_a_number_that_is_none_from_the_engine_is_an_outcome(pool):
     ) as black_box:
         player = EpisodePlayer(pool, lambda: None, 5, black_box=black_box)
         trajectory = await player.play(Task(0, "FrozenLake-v0", seed=5, kwargs={"map": MAP}), 0, 0)
-    assert trajectory.outcome is Outcome.INVALID_NUMBER
+    assert trajectory.outcome is TrajectoryOutcome.INVALID_NUMBER
     assert not trajectory.turns
 
 
@@ -238,7 +240,7 @@ async def test_a_service_plays_and_answers_with_its_reward(pool):
 
     async with agent_service(answer) as url, playing(pool, ServiceRunner(url, 4), ["hello"]) as (play, _, _):
         trajectory = await play()
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 0.75)
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.SOLVED, 0.75)
 
 
 async def test_no_connection_is_kept_that_a_service_may_close_at_the_moment_of_its_use(pool):
@@ -275,17 +277,21 @@ async def test_a_service_may_answer_at_once_and_be_done_later(pool):
     async with agent_service(answer) as url, playing(pool, ServiceRunner(url, 4), ["hello"]) as (play, _, _):
         trajectory = await play()
     await asyncio.gather(*later)
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.FAILED, 2.0)
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.FAILED, 2.0)
 
 
 @pytest.mark.parametrize(
     ("answer", "outcome", "detail"),
     [
-        (Response("no place", 503), Outcome.AGENT_ERROR, "answered 503: no place"),
-        (JSONResponse({"reward": "much"}), Outcome.INVALID_NUMBER, "the reward that the agent answered"),
-        (Response("not json"), Outcome.TRUNCATED, "before its environment's episode did"),
-        (JSONResponse([1]), Outcome.TRUNCATED, "before its environment's episode did"),
-        (Response(b"x" * (1 << 21)), Outcome.AGENT_ERROR, "answered with more than 1024 KiB"),
+        (Response("no place", 503), TrajectoryOutcome.AGENT_ERROR, "answered 503: no place"),
+        (
+            JSONResponse({"reward": "much"}),
+            TrajectoryOutcome.INVALID_NUMBER,
+            "the reward that the agent answered",
+        ),
+        (Response("not json"), TrajectoryOutcome.TRUNCATED, "before its environment's episode did"),
+        (JSONResponse([1]), TrajectoryOutcome.TRUNCATED, "before its environment's episode did"),
+        (Response(b"x" * (1 << 21)), TrajectoryOutcome.AGENT_ERROR, "answered with more than 1024 KiB"),
     ],
 )
 async def test_every_answer_of_a_service_has_its_outcome(pool, answer, outcome, detail):
@@ -302,7 +308,7 @@ async def test_every_answer_of_a_service_has_its_outcome(pool, answer, outcome, 
 async def test_a_service_that_is_gone_is_an_outcome(pool):
     async with playing(pool, ServiceRunner("http://127.0.0.1:9/play", 4), []) as (play, _, _):
         trajectory = await play()
-    assert trajectory.outcome is Outcome.AGENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.AGENT_ERROR
     assert "cannot be reached" in trajectory.detail
 
 
@@ -327,7 +333,7 @@ async def test_the_environment_is_offered_over_mcp(pool):
 
     async with agent_service(answer) as url, playing(pool, ServiceRunner(url, 4), ["hello"]) as (play, _, _):
         trajectory = await play()
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0)
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.SOLVED, 1.0)
 
 
 # -- what an agent is told ---------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from rollgym.clients.client.session import EnvSession
 from rollgym.trainer.core.run_files import WriteError
-from rollgym.trainer.records.trajectory import Outcome, Trajectory, Turn
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome, Turn
 from rollgym.trainer.rollout.agents.black_box import conclude
 from rollgym.trainer.rollout.agents.environment import EpisodeEnvironment
 from rollgym.trainer.rollout.agents.errors import ApiError
@@ -90,7 +90,7 @@ async def test_a_step_under_way_has_its_answer_before_the_episode_ends_and_no_ot
         with pytest.raises(ApiError) as refused:
             await late
         assert refused.value.status == 410
-    assert (environment.steps, trajectory.outcome) == (1, Outcome.SOLVED)
+    assert (environment.steps, trajectory.outcome) == (1, TrajectoryOutcome.SOLVED)
 
 
 @pytest.mark.parametrize(

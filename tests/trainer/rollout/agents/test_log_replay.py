@@ -14,7 +14,7 @@ from rollgym.clients.client.session import EnvSession
 from rollgym.clients.protocol.errors import ProblemError
 from rollgym.trainer.inference.base import GenerationRequest, SamplingParams
 from rollgym.trainer.records.rollout_log import Entry, EpisodeKey, RolloutLog
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.agents.black_box import open_black_box
 from rollgym.trainer.rollout.agents.runners import AgentEnd, ProgramRunner
 from rollgym.trainer.rollout.environments import EnvironmentPool
@@ -108,7 +108,7 @@ async def test_a_program_that_does_the_same_again_is_answered_from_the_log(pool,
     second = AgentProcess(tmp_path, WINS[3:], program("play"))
     assert second.log_replay.found == (1, 3, sum(map(len, first.drawn)))
     trajectory = await second.play(pool)
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0)
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.SOLVED, 1.0)
     assert [ids for _, ids, _, _ in recorded_replies(trajectory)] == first.drawn + second.drawn
     assert len(second.drawn) == 2, "nothing is drawn twice"
     assert second.log_replay.counters == {"replies": 3, "tokens": sum(map(len, first.drawn))}
@@ -200,7 +200,7 @@ async def test_an_environment_that_cannot_be_brought_back_begins_the_episode_aga
     monkeypatch.setattr(EnvSession, "resume", gone)
     second = AgentProcess(tmp_path, WINS, program("play"))
     trajectory = await second.play(pool)
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0)
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.SOLVED, 1.0)
     assert len(second.drawn) == 5
     assert len(second.lost) == 1
     assert second.log_replay.counters["episodes"] == 1

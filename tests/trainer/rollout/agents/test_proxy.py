@@ -16,7 +16,7 @@ from rollgym.trainer.core.errors import ConfigError
 from rollgym.trainer.core.run_files import WriteError, output_lock
 from rollgym.trainer.models.load import save_model
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.records.trajectory import Outcome, Trajectory
+from rollgym.trainer.records.trajectory import Trajectory, TrajectoryOutcome
 from rollgym.trainer.rollout.agents.endpoint import agents_app
 from rollgym.trainer.rollout.agents.http import serve_app
 from rollgym.trainer.rollout.agents.proxy import ProxySessions
@@ -84,7 +84,7 @@ def test_names_are_sessions_and_records_are_read_back(model, tmp_path):
             assert http.post("end", json={"reward": 0.5, "success": True}).status_code == 200
             assert http.post("v1/chat/completions", json={}).status_code == 410
         (record,) = proxy.records()
-        assert (record.outcome, record.total_reward) == (Outcome.SOLVED, 0.5)
+        assert (record.outcome, record.total_reward) == (TrajectoryOutcome.SOLVED, 0.5)
         assert record.task.options == {"session": "run-1"}
         (segment,) = record.segments
         assert segment.ids == [*first.prompt_token_ids, *first.choices[0].token_ids]

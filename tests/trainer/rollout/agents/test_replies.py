@@ -12,7 +12,7 @@ from rollgym.clients.replies.formats.calls import UnwritableCallError, read_call
 from rollgym.clients.replies.formats.table import FORMATS, written_calls
 from rollgym.trainer.rollout.agents.replies import (
     ApiToolCall,
-    Reply,
+    ParsedReply,
     format_of_template,
     read_reply,
     schemas_of,
@@ -56,7 +56,7 @@ def test_each_family_writes_calls_in_its_own_way(tool_format, text):
 
 def test_what_is_said_beside_calls_is_content():
     reply = read_reply('I add.\n<tool_call>{"name": "add", "arguments": {}}</tool_call>', "hermes")
-    assert reply == Reply("I add.", None, (ApiToolCall("add", "{}"),))
+    assert reply == ParsedReply("I add.", None, (ApiToolCall("add", "{}"),))
 
 
 @pytest.mark.parametrize(
@@ -75,24 +75,24 @@ def test_what_is_said_beside_calls_is_content():
     ],
 )
 def test_what_is_no_call_stays_content(tool_format, text):
-    assert read_reply(text, tool_format) == Reply(text)
+    assert read_reply(text, tool_format) == ParsedReply(text)
 
 
 def test_no_calls_are_read_where_no_tools_were_offered():
     text = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    assert read_reply(text) == Reply(text)
+    assert read_reply(text) == ParsedReply(text)
 
 
 @pytest.mark.parametrize(
     ("text", "begun", "expected"),
     [
-        ("<think>\nhm\n</think>\n\nYes", False, Reply("Yes", "hm")),
-        ("hm\n</think>\n\nYes", True, Reply("Yes", "hm")),
-        ("<think>cut off", False, Reply("", "cut off")),
-        ("cut off", True, Reply("", "cut off")),
-        ("Yes</think>", False, Reply("Yes</think>")),
-        ("Yes <think>x</think>", False, Reply("Yes <think>x</think>")),
-        ("<think></think>Yes", False, Reply("Yes", "")),
+        ("<think>\nhm\n</think>\n\nYes", False, ParsedReply("Yes", "hm")),
+        ("hm\n</think>\n\nYes", True, ParsedReply("Yes", "hm")),
+        ("<think>cut off", False, ParsedReply("", "cut off")),
+        ("cut off", True, ParsedReply("", "cut off")),
+        ("Yes</think>", False, ParsedReply("Yes</think>")),
+        ("Yes <think>x</think>", False, ParsedReply("Yes <think>x</think>")),
+        ("<think></think>Yes", False, ParsedReply("Yes", "")),
     ],
 )
 def test_thinking_is_kept_apart(text, begun, expected):
@@ -101,7 +101,7 @@ def test_thinking_is_kept_apart(text, begun, expected):
 
 def test_calls_in_thinking_are_only_thought():
     call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    assert read_reply(f"<think>{call}</think>no", "hermes") == Reply("no", call)
+    assert read_reply(f"<think>{call}</think>no", "hermes") == ParsedReply("no", call)
 
 
 @pytest.mark.parametrize("tool_format", TEMPLATE_FORMATS)

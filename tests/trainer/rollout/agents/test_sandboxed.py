@@ -16,7 +16,7 @@ from rollgym.sandbox.core.languages import host_toolchain
 from rollgym.trainer.config.checks import check_settings
 from rollgym.trainer.config.load import load_settings
 from rollgym.trainer.core.errors import ConfigError
-from rollgym.trainer.records.trajectory import Outcome
+from rollgym.trainer.records.trajectory import TrajectoryOutcome
 from rollgym.trainer.rollout.agents.black_box import open_black_box
 from rollgym.trainer.rollout.agents.sandboxed import (
     PORT,
@@ -112,7 +112,7 @@ async def test_a_real_program_on_the_openai_package_plays_in_it(pool, kind):
     words, script = [python_of(kind), EXAMPLE], ["Right", "Right", "Down", "Down"]
     # An image is shown what is named, and no argument of the command line.
     trajectory = await played(pool, kind, words, script, shown=[EXAMPLE])
-    assert (trajectory.outcome, trajectory.total_reward) == (Outcome.SOLVED, 1.0), trajectory.detail
+    assert (trajectory.outcome, trajectory.total_reward) == (TrajectoryOutcome.SOLVED, 1.0), trajectory.detail
     assert len(trajectory.turns) == 4
 
 
@@ -137,7 +137,7 @@ print("trainer", "HOME" in os.environ and os.environ["HOME"], "PYTEST_CURRENT_TE
 sys.exit(3)
 """
         trajectory = await played(pool, kind, [python_of(kind), "-c", code], [])
-    assert trajectory.outcome is Outcome.AGENT_ERROR
+    assert trajectory.outcome is TrajectoryOutcome.AGENT_ERROR
     said = "network False file False root False models 200 trainer /work False"
     assert trajectory.detail == f"the agent's program ended with code 3: {said}"
 
@@ -145,11 +145,15 @@ sys.exit(3)
 @pytest.mark.parametrize(
     ("code", "outcome", "detail"),
     [
-        ("", Outcome.AGENT_ERROR, "ended without an answer of the policy"),
-        ("import sys; sys.exit('what a pity')", Outcome.AGENT_ERROR, "ended with code 1: what a pity"),
-        ("b'x' * (1 << 31)", Outcome.AGENT_ERROR, "was ended (memory_limit"),
-        ("while True: print('x' * 100_000)", Outcome.AGENT_ERROR, "was ended (output"),
-        ("import time; time.sleep(600)", Outcome.AGENT_ERROR, "was ended (time"),
+        ("", TrajectoryOutcome.AGENT_ERROR, "ended without an answer of the policy"),
+        (
+            "import sys; sys.exit('what a pity')",
+            TrajectoryOutcome.AGENT_ERROR,
+            "ended with code 1: what a pity",
+        ),
+        ("b'x' * (1 << 31)", TrajectoryOutcome.AGENT_ERROR, "was ended (memory_limit"),
+        ("while True: print('x' * 100_000)", TrajectoryOutcome.AGENT_ERROR, "was ended (output"),
+        ("import time; time.sleep(600)", TrajectoryOutcome.AGENT_ERROR, "was ended (time"),
     ],
 )
 async def test_every_end_has_its_outcome(pool, kind, code, outcome, detail):

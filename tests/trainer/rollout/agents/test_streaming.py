@@ -14,10 +14,10 @@ from rollgym.clients.replies.formats.table import FORMATS
 from rollgym.trainer.inference.base import GenerationRequest, GenerationResult, SamplingParams
 from rollgym.trainer.inference.engine.torch_engine import TorchEngine
 from rollgym.trainer.models.tiny import TinyPolicySettings, build_tiny_model
-from rollgym.trainer.rollout.agents.answers import Answer
+from rollgym.trainer.rollout.agents.answers import Completion
 from rollgym.trainer.rollout.agents.calls import AgentCall
 from rollgym.trainer.rollout.agents.chat_completions import ChatChunks
-from rollgym.trainer.rollout.agents.replies import Reply, read_reply
+from rollgym.trainer.rollout.agents.replies import ParsedReply, read_reply
 from rollgym.trainer.rollout.agents.streaming import Delta, ReplyStream, TextStream, stopped
 from rollgym.trainer.rollout.prompts import ChatRenderer
 from tests.support.agent_policy import (
@@ -121,7 +121,7 @@ def test_what_may_be_a_call_waits_for_the_end():
     ids = TOKENIZER.encode(f"I add.\n{CALL}", add_special_tokens=False)
     given, reply, early = streamed(ids, "hermes", (), False, range(1, len(ids)))
     assert early == "I add."
-    assert reply == Reply("I add.", None, reply.calls)
+    assert reply == ParsedReply("I add.", None, reply.calls)
     assert len(reply.calls) == 1
     assert [each.text for each in given if not each.text] == []
 
@@ -310,7 +310,7 @@ async def test_several_choices_may_be_streamed(talk):
 
 
 def test_choices_of_a_stream_begin_in_their_order_whichever_is_sampled_first():
-    answer = Answer(0, "a", 0, [1], (), ())
+    answer = Completion(0, "a", 0, [1], (), ())
     chunks = ChatChunks(AgentCall([]), answer, "policy")
     said = [*chunks.says(2, [Delta("content", "c")]), *chunks.says(0, [Delta("content", "a")])]
     told = [(chunk["choices"][0]["index"], chunk["choices"][0]["delta"]) for chunk in said]
