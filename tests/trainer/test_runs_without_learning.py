@@ -106,6 +106,34 @@ def test_a_run_whose_episodes_are_all_paid_alike_ends_and_can_go_on(url, tmp_pat
     assert "health: steps 1 to 4 had nothing to learn from" in said
 
 
+def without_gradient(inputs):
+    return inputs.logprobs * 0.0
+
+
+def of_another_weight(inputs):
+    return torch.zeros_like(inputs.logprobs).requires_grad_()
+
+
+def leaves_all_out(tokens):
+    return torch.zeros(tokens.mask.shape)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        f"surrogate: {{kind: custom, function: '{__name__}:without_gradient'}}",
+        f"surrogate: {{kind: custom, function: '{__name__}:of_another_weight'}}",
+        f"selection: {{kind: custom, function: '{__name__}:leaves_all_out'}}",
+    ],
+)
+def test_a_run_whose_loss_has_no_gradient_ends(url, tmp_path, capsys, algorithm):
+    settings = (f"algorithm={{preset: grpo, kl: {{coefficient: 0.0}}, {algorithm}}}", "steps=4")
+    code, said = run(url, tmp_path, capsys, *settings, max_steps_without_learning=3)
+    assert code == 2
+    assert "health: step 1 had nothing to learn from: the gradient of the loss is 0" in said
+    assert "3 steps in a row had nothing to learn from" in said
+
+
 def test_a_learning_rate_that_is_too_high_is_noticed(url, tmp_path, capsys):
     settings = (
         "algorithm={preset: grpo, kl: {coefficient: 0.0}}",

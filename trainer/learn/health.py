@@ -68,6 +68,10 @@ PAID_ALIKE = NoLearningReason(
     "take tasks that this policy solves now and then, and see whether its replies can be read "
     "(rollout/valid_replies)",
 )
+NO_GRADIENT = NoLearningReason(
+    "the gradient of the loss is 0, whatever the rewards are",
+    "look at algorithm.surrogate, algorithm.selection and algorithm.correction, which may leave every token out",
+)
 SOLVED = NoLearningReason("all episodes were solved", "harder tasks would teach more", solved=True)
 
 
@@ -138,8 +142,13 @@ def _sign(metrics: Mapping[str, Any], learning: Learning) -> NoLearningReason | 
         if _number(metrics, "rollout/groups_kept") == 0.0:
             return FILTERED
         return SKIPPED if _number(metrics, "policy/skipped_steps") else UNCHOSEN
-    if not learning.rewards:
-        return None
+    found = _sign_of_rewards(metrics, learning) if learning.rewards else None
+    if found is None and _number(metrics, "policy/gradient_norm") == 0.0:
+        return NO_GRADIENT
+    return found
+
+
+def _sign_of_rewards(metrics: Mapping[str, Any], learning: Learning) -> NoLearningReason | None:
     entropy, alike = _number(metrics, "policy/entropy"), _number(metrics, "health/alike_groups")
     if entropy is not None and entropy < COLLAPSED_ENTROPY and alike == 1.0:
         return COLLAPSED

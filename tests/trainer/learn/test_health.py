@@ -50,6 +50,8 @@ def reason(changes, **learning):
         ),
         (NO_ADVANTAGE, "every advantage is 0"),
         ({"batch/advantage_max": 1e-12}, "every advantage is 0"),
+        ({"policy/gradient_norm": 0.0}, "the gradient of the loss is 0"),
+        (NO_ADVANTAGE | {"policy/gradient_norm": 0.0}, "every advantage is 0"),
         (PAID_ALIKE, "all episodes were paid alike"),
         (COLLAPSED, "entropy is gone"),
         (NO_ADVANTAGE | {"rollout/success": 1.0}, "all episodes were solved"),
@@ -70,6 +72,7 @@ def test_what_is_not_learnt_from_is_no_sign():
         assert reason(changes, advantages=False) is None, "its gradient is not zero"
     assert "every advantage" in reason(NO_ADVANTAGE | {"policy/gradient_norm": 0.0}, advantages=False)
     assert "filter" in reason(NO_STEP | {"rollout/groups_kept": 0.0}, rewards=False)
+    assert "gradient" in reason({"policy/gradient_norm": 0.0}, rewards=False)
 
 
 @pytest.mark.parametrize("value", [None, float("nan"), float("inf"), True, "many"])
