@@ -1,5 +1,6 @@
 """Everything that the application answers is in the OpenAPI document, whatever the server was started with."""
 
+import asyncio
 from typing import Any
 
 import httpx
@@ -28,6 +29,19 @@ async def described(served: App) -> dict[str, Any]:
     ) as client:
         document: dict[str, Any] = (await client.get("/openapi.json")).json()
         return document
+
+
+async def test_others_are_answered_while_the_document_is_written() -> None:
+    # Nobody has to have a token for it, and it is written only when somebody asks.
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app()), base_url="http://localhost") as client:
+        document = asyncio.create_task(client.get("/openapi.json"))
+        answered = 0
+        while not document.done():
+            assert (await client.get("/health")).is_success
+            answered += 1
+            await asyncio.sleep(0)
+        assert (await document).is_success
+    assert answered > 5, "in the loop, it is complete after one or two turns"
 
 
 def is_of_the_console(path: str) -> bool:
