@@ -250,6 +250,12 @@ class BoundedHttpProtocol(HttpToolsProtocol):
         super().pause_writing()
         self._watch_unread()
 
+    def resume_writing(self) -> None:
+        """Write again: the peer has read."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.resumed()
+
     def data_received(self, data: bytes) -> None:
         """Take in what came: parts of requests."""
         if self._slices is None or not self._slices.are_left:

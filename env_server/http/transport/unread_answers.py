@@ -28,6 +28,10 @@ class UnreadAnswers:
         if self._timer is None and self._transport.get_write_buffer_size():
             self._arm(math.inf)
 
+    def resumed(self) -> None:
+        """Note that so much was read that more is written: what waits later says nothing of what waited before."""
+        self._size = math.inf
+
     def stop(self) -> None:
         """Watch no longer."""
         if self._timer is not None:

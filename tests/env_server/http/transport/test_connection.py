@@ -4,7 +4,7 @@ import asyncio
 import json
 import resource
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from rollgym.env_server.access.tokens import Quota, add_token
+from rollgym.env_server.http.transport.unread_answers import UnreadAnswers
 from tests.support.wire import ENVS, INLINE, Server
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: x\r\n"
@@ -362,6 +363,43 @@ async def test_who_reads_slowly_is_waited_for(bounded: Server) -> None:
             answers += (await reader.readexactly(400_000)).count(b"HTTP/1.1 200 ")
         await read_until(reader, b'"alive"}')
     assert answers
+
+
+class Waiting(asyncio.Transport):
+    """A connection on which equally many bytes wait whenever somebody looks."""
+
+    def __init__(self, on_look: Callable[[], None]) -> None:
+        super().__init__()
+        self.on_look = on_look
+        self.looks = 0
+        self.is_aborted = False
+        self.is_over = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        self.looks += 1
+        asyncio.get_running_loop().call_soon(self.on_look)
+        if self.looks > 4:
+            self.is_over.set()
+        return 100
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+        self.is_over.set()
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_as_much_that_waits_again_is_not_what_waited_before(reads: bool) -> None:
+    # All of it was read in between, and the next answer is as long.
+    waiting = Waiting(lambda: unread.resumed() if reads else None)
+    unread = UnreadAnswers(waiting, 0.01, lambda: True)
+    unread.watch()
+    async with asyncio.timeout(10):
+        await waiting.is_over.wait()
+    unread.stop()
+    assert waiting.is_aborted is not reads
 
 
 async def test_who_leaves_before_its_answers_leaves_no_trace_in_the_log() -> None:
